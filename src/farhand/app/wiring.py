@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import importlib.util
 import time
 import uuid
@@ -38,6 +39,7 @@ from farhand.api.routes.metrics import MetricsRoutes
 from farhand.api.routes.nodes import NodeRoutes
 from farhand.api.routes.pairing import PairingRoutes
 from farhand.api.routes.policy import PolicyRoutes
+from farhand.api.routes.secrets import SecretRoutes
 from farhand.api.routes.sessions import SessionRoutes
 from farhand.api.routes.tokens import TokenRoutes
 from farhand.api.routes.transfers import TransferRoutes
@@ -55,6 +57,7 @@ from farhand.config import LIVE_SECTIONS, Config, ConfigError, LiveConfig, Objec
 from farhand.gateway.access.credentials import Credentials, NodeTokens
 from farhand.gateway.access.daily_budget import keyed_call_budget, message_budget
 from farhand.gateway.access.freeze_hold import FreezeHold
+from farhand.gateway.access.secrets import Secrets, secrets_key
 from farhand.gateway.access.standing_approvals import StandingApprovals
 from farhand.gateway.access.tokens import Tokens, owner_token
 from farhand.gateway.calls.catalog import Catalog
@@ -125,6 +128,7 @@ from farhand.store.sqlite.snapshots import Recovery, open_store, revoked_tokens
 from farhand.store.sqlite.store import SqliteStore
 from farhand.store.tables.idempotency import forget_keys
 from farhand.store.tables.nodes import all_nodes
+from farhand.store.tables.secrets import all_secrets
 from farhand.store.tables.standing_approvals import all_standing
 from farhand.store.tables.tokens import all_tokens, get_meta, revoke_tokens, set_meta
 from farhand.tools.agent_files import AgentFileTools
@@ -304,6 +308,9 @@ async def build(
         disconnect=partial(disconnect_token, node_registry),
     )
 
+    handles = Secrets(database, clock, secrets, functools.cache(lambda: secrets_key(home, environ)))
+    handles.load(database.query(all_secrets))
+
     # Calls and transfers.
     frozen = FreezeHold()
     server_host = local_host(workspace_folder, machine.variables, frozen, machine.confinement)
@@ -345,6 +352,7 @@ async def build(
         ),
         keyed_calls=keyed_call_budget(lambda: live.now.retention.keyed_bytes_per_credential),
         secrets=secrets,
+        handles=handles,
     )
     transfers = Transfers(
         database,
@@ -515,6 +523,7 @@ async def build(
         UndoRoutes(gate, undo),
         TrialRoutes(gate, trial_calls),
         TerminalRoutes(terminals, gate),
+        SecretRoutes(handles),
         FanOutRoutes(FanOuts(database, node_registry, gate), ending),
         TransferRoutes(transfers, gate, ending, clock),
         JournalRoutes(database, journal, secrets, ending, lambda: gate.closing),

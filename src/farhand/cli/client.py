@@ -150,6 +150,9 @@ class Client:
     def post(self, path: str, body: Any = None, **options: Any) -> Answer:
         return self.request("POST", path, body, **options)
 
+    def put(self, path: str, body: Any = None, **options: Any) -> Answer:
+        return self.request("PUT", path, body, **options)
+
     def delete(self, template: str, *parts: str, **query: Any) -> Answer:
         return self.request("DELETE", url_path(template, *parts, **query))
 

@@ -57,6 +57,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "freeze": ("admin.freeze:freeze", "Stop everything now, on every machine."),
     "thaw": ("admin.freeze:thaw", "End a freeze."),
     "plugin": ("admin.plugin:plugin", "Start a plug-in of your own; run it while you write it."),
+    "secret": ("admin.secret:secret", "Manage secrets that calls use without seeing them."),
     "token": ("admin.token:token", "Create, list and revoke tokens."),
     "backup": ("admin.backup:backup", "Pack the home folder, including the store, into one file."),
     "restore": ("admin.backup:restore", "Restore a backup."),

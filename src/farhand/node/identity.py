@@ -10,6 +10,7 @@ from typing import Final
 from farhand.machine.files.private_files import replace_private
 from farhand.protocol.errors import FarhandError
 from farhand.protocol.key_auth import KEY_BYTES, from_text, key_text, to_text
+from farhand.protocol.sealing import SealingKey
 
 KEY_FILE: Final = "key.json"
 # A recognisable prefix, so that the private key is redacted wherever it appears.
@@ -83,3 +84,18 @@ class NodeKey:
             kept["gateway_id"] = self._gateway_id
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         replace_private(self._path, json.dumps(kept).encode())
+
+
+def load_sealing_key(path: Path) -> SealingKey:
+    """Load the key to which secrets are sealed, or create one. Raises FarhandError for a file that cannot be used."""
+    try:
+        private = from_text(path.read_text().strip())
+        if len(private) != KEY_BYTES:
+            raise ValueError("invalid content")
+        return SealingKey(private)
+    except FileNotFoundError:
+        made = SealingKey()
+        replace_private(path, to_text(made.private).encode())
+        return made
+    except (OSError, ValueError) as error:
+        raise FarhandError(f"the key in {path} cannot be read: {error}; remove the file to create another") from None

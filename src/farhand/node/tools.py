@@ -16,11 +16,12 @@ from farhand.node.log import calls
 from farhand.protocol.calls import PROGRAM_STOPPING, ToolSpec
 from farhand.protocol.errors import NotAllowed, ToolError
 from farhand.protocol.node_tools import NODE_TOOLS
+from farhand.protocol.redaction import KnownSecrets
 from farhand.sdk.context import ToolContext
 from farhand.sdk.registry import RegisteredTool, ToolRegistry
 from farhand.tools.node_family import node_spec
 from farhand.tools.node_files import NodeFileTools
-from farhand.tools.node_shell import NodeShellTools
+from farhand.tools.node_shell import NodeShellTools, call_secrets
 from farhand.tools.schema import Parameters
 from farhand.tools.trial import SPEC as TRIAL
 from farhand.tools.trial import TrialTool
@@ -96,12 +97,19 @@ def _lent(
     async def lend(ctx: ToolContext, args: msgspec.Raw) -> Any:
         arguments = parse(args)
         call_id.set(ctx.request_id)
+        call_secrets.set(ctx.secrets)
         if inspect.iscoroutinefunction(method):
             return await _until_cancelled(ctx, method(**arguments))
         return await asyncio.to_thread(method, **arguments)
 
     return RegisteredTool(
-        spec, run, method, continues=name == "Bash", unlisted=unlisted, preview=show if preview else None
+        spec,
+        run,
+        method,
+        continues=name == "Bash",
+        takes_handles=name == "Bash",
+        unlisted=unlisted,
+        preview=show if preview else None,
     )
 
 
@@ -113,7 +121,8 @@ def _note(name: str, ctx: ToolContext, began: float, error: ToolError | None = N
         calls.info("%s succeeded", name, extra={"event": "tool.execute.ok", "fields": fields})
     else:
         fields["kind"] = error.kind.value
-        calls.warning("%s failed: %s", name, error.message, extra={"event": "tool.execute.error", "fields": fields})
+        message = KnownSecrets(ctx.secrets.values()).redact_text(error.message)
+        calls.warning("%s failed: %s", name, message, extra={"event": "tool.execute.error", "fields": fields})
 
 
 async def _until_cancelled(ctx: ToolContext, work: Awaitable[Any]) -> Any:

@@ -85,6 +85,8 @@ class NodeExtras(Struct, frozen=True, omit_defaults=True):
     resume: Resume | None = None
     # The order by which this node accepts no calls.
     frozen: FreezeOrder | None = None
+    # The public key to which secrets are sealed; empty if this node takes none.
+    sealing_key: str = ""
 
 
 class GatewayExtras(Struct, frozen=True, omit_defaults=True):
@@ -128,6 +130,8 @@ class ToolRequest(Struct, frozen=True, tag_field="type", tag="tool_request"):
     args: Raw = NULL
     session_key: str | UnsetType | None = UNSET
     timeout_ms: int | UnsetType = UNSET
+    # Values of the secret handles in the arguments, sealed to the node's `sealing_key`.
+    secrets: dict[str, str] | UnsetType = UNSET
 
 
 class ToolResponse(Struct, frozen=True, tag_field="type", tag="tool_response"):

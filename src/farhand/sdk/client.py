@@ -63,6 +63,7 @@ from farhand.sdk.heap import trim_heap
 from farhand.sdk.key_auth import LoginKey, prove
 
 if TYPE_CHECKING:
+    from farhand.protocol.sealing import SealingKey
     from farhand.sdk.registry import ToolRegistry
 
 log = logging.getLogger(__name__)
@@ -122,6 +123,7 @@ class NodeClient:
         max_response_bytes: int = MAX_RESPONSE_BYTES,
         role: str = "specialized",
         runtime: Mapping[str, Any] | None = None,
+        sealing: SealingKey | None = None,
         ca_file: str | None = None,
         pinned_cert: str | None = None,
         token_in_query: bool | None = True,
@@ -146,6 +148,7 @@ class NodeClient:
         - With `key`, the node logs in by signing a challenge, and the token is not sent.
         - `freeze_state` stores a freeze (default: in memory). `end_all` ends the processes that calls left running,
           `end_call` those of one call.
+        - `sealing` opens the secrets of calls; without it, calls with secret handles are refused.
         - `leave` is called at shutdown: if it returns true, calls that the next run of the program can continue go on.
         """
         if gateway_ws_url is None:
@@ -174,6 +177,7 @@ class NodeClient:
         self._max_response_bytes = max_response_bytes
         self._role = role
         self._runtime = dict(runtime or {})
+        self._sealing = sealing
         self._ledger = ledger
         self.queries = dict(queries or {})
         self.extension = extension
@@ -203,6 +207,7 @@ class NodeClient:
             max_response_bytes=self._max_response_bytes,
             freeze_state=self.freezing.freeze_state,
             end_call=self._end_call,
+            sealing=self._sealing,
         )
         shutdown = CancelToken() if shutdown is None else shutdown
         stopped = shutdown.cancelled() if isinstance(shutdown, CancelToken) else shutdown.wait()
@@ -269,6 +274,7 @@ class NodeClient:
                 max_request_bytes=self._max_request_bytes,
                 resume=dispatcher.resume(),
                 frozen=self.freezing.freeze_state.order,
+                sealing_key=self._sealing.public if self._sealing is not None else "",
             ),
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final, Literal
 
 import msgspec
@@ -66,6 +66,8 @@ class ToolContext(msgspec.Struct, frozen=True):
     # The gateway's time limit, if it sent one.
     timeout_ms: int | None = None
     report: Report = _nowhere
+    # Values of the secret handles in the arguments; a tool gets arguments in which they are replaced already.
+    secrets: Mapping[str, str] = {}
 
     def progress(self, done: float, total: float | None = None, message: str = "") -> None:
         """Report how far the call is: a fraction from 0 to 1, or `done` of `total`.

@@ -16,6 +16,9 @@ from farhand.protocol.errors import Cancelled, Failed, InvalidArgs, NotFound, To
 from farhand.protocol.freeze import FreezeState
 from farhand.protocol.json_limits import plain_peer_error
 from farhand.protocol.messages import Resume, ToolProgress, ToolRequest, ToolResponse, encode
+from farhand.protocol.redaction import KnownSecrets
+from farhand.protocol.sealing import SealingKey
+from farhand.protocol.secret_handles import MARK, substituted
 from farhand.sdk.accepted_calls import AcceptedCalls, storable
 from farhand.sdk.context import CancelToken, ToolContext
 from farhand.sdk.ended_calls import EndedCalls
@@ -52,8 +55,10 @@ class Dispatcher:
         max_waiting: int = MAX_WAITING,
         freeze_state: FreezeState | None = None,
         end_call: EndCall | None = None,
+        sealing: SealingKey | None = None,
     ) -> None:
-        """`end_call` ends the processes that a finished call left running."""
+        """`end_call` ends the processes that a finished call left running. `sealing` opens the secrets of calls."""
+        self._sealing = sealing
         self._registry = registry
         self._end_call = end_call
         self._endings: dict[str, asyncio.Task[None]] = {}
@@ -290,6 +295,8 @@ class Dispatcher:
             self._start(*self._waiting.popitem(last=False)[1])
 
     async def _outcome(self, request: ToolRequest, tool: RegisteredTool, token: CancelToken) -> ToolResponse:
+        secrets: dict[str, str] = {}
+        known = KnownSecrets()
         context = ToolContext(
             request_id=request.request_id,
             tool_name=request.tool,
@@ -299,11 +306,24 @@ class Dispatcher:
             report=Reporter(request.request_id, self._tell),
         )
         try:
-            value = await tool.run(context, request.args)
+            args = request.args
+            if request.secrets is not UNSET:
+                if self._sealing is None:
+                    raise InvalidArgs("this node takes no secrets; the call did not run")
+                secrets = self._sealing.open(request.secrets)
+                known.add(*secrets.values())
+                context = msgspec.structs.replace(context, secrets=secrets)
+            if MARK in bytes(args) and not tool.takes_handles:
+                args = Raw(msgspec.json.encode(substituted(msgspec.json.decode(args), secrets)))
+            value = await tool.run(context, args)
             result = msgspec.json.encode(value)
+            if secrets:
+                result = known.redact(result)
             if not self._keeps and (fault := plain_peer_error(result)) is not None:
                 raise Failed(f"the result cannot be sent to this gateway: {fault}")
         except ToolError as error:
+            if secrets:
+                error = ToolError.of(error.kind.value, known.redact_text(error.message))
             return _failure(request.request_id, error)
         except asyncio.CancelledError:
             return _failure(request.request_id, Cancelled(token.reason or "cancelled"))

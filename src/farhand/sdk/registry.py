@@ -42,6 +42,8 @@ class RegisteredTool(msgspec.Struct, frozen=True):
     unlisted: bool = False
     # Previews `run` with the same arguments, for a gateway whose owner must approve the call.
     preview: Callable[[msgspec.Raw], Awaitable[Any]] | None = None
+    # It reads the secrets of the context itself, and gets arguments with their handles.
+    takes_handles: bool = False
 
 
 class ToolRegistry:

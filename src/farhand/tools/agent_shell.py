@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Annotated, Any, Final, NamedTuple
 
 from msgspec import Meta
@@ -21,6 +22,7 @@ from farhand.machine.sandbox.trials import Trials
 from farhand.protocol.calls import PROGRAM_STOPPING
 from farhand.protocol.errors import Failed, InvalidArgs, NotAllowed, NotFound
 from farhand.protocol.redaction import KnownSecrets
+from farhand.protocol.secret_handles import shell_command, substituted
 from farhand.tools.preview import Preview, command_preview
 from farhand.tools.skill_paths import SkillPaths
 from farhand.tools.tool import CallContext, Tool, tool
@@ -84,6 +86,7 @@ class AgentShellTools:
                 aliases={"working_dir": "workdir"},
                 unlisted=("input",),
                 capability="shell.exec",
+                takes_handles=True,
                 timeout_ms=MOST_SECONDS * 1000 + _ANSWER_MS,
                 continues=True,
                 preview=self.preview_exec,
@@ -110,11 +113,20 @@ class AgentShellTools:
         """Run a shell command; gives its exit code and output. Tend background ones with process."""
         start = self._started(command, workdir, env, background, timeout, input)
         note, on_host = start.note, start.host is not None
+        hidden: dict[str, str] = {}
+        if context.secrets:
+            start, hidden = _with_secrets(start, context.secrets)
+            input = input and substituted(input, context.secrets)  # noqa: A001
         if trial:
-            shell, sent = await self._tried(start, background, context.call_id)
+            shell, sent = await self._tried(start, background, context.call_id, inherit=bool(hidden))
         else:
             shell, sent = await asyncio.to_thread(
-                _way, start.sandbox, start.host, start.command, start.folder, start.variables
+                partial(_way, inherit=bool(hidden)),
+                start.sandbox,
+                start.host,
+                start.command,
+                start.folder,
+                start.variables,
             )
         starting = asyncio.ensure_future(
             self._jobs.start(
@@ -123,7 +135,7 @@ class AgentShellTools:
                 timeout=start.seconds,
                 stdin=background or input is not None,
                 background=background,
-                env=None if start.sandbox or trial else start.variables,
+                env=hidden if start.sandbox or trial else start.variables | hidden,
                 bare=trial or (start.sandbox is not None and start.host is None),
                 shell=shell,
                 grace=GRACE,
@@ -244,13 +256,13 @@ class AgentShellTools:
         limit = 0 if background and timeout is None else seconds
         return _Start(command, folder, variables, limit, note, sandbox, host if on_host else None)
 
-    async def _tried(self, start: _Start, background: bool, call_id: str) -> tuple[list[str], str]:
+    async def _tried(self, start: _Start, background: bool, call_id: str, *, inherit: bool) -> tuple[list[str], str]:
         if self._trials is None:
             raise Failed("exit code: -1; failed to start command: this machine cannot run trials")
         if background or start.host is not None:
             what = "background mode" if background else "a host command"
             raise Failed(f"exit code: -1; failed to start command: {what} cannot be tried")
-        begin = self._trials.begin
+        begin = partial(self._trials.begin, inherit=inherit)
         return await asyncio.to_thread(begin, call_id, start.command, start.folder, start.variables), start.command
 
     async def _ended_trial(self, text: str, call_id: str) -> dict[str, Any]:
@@ -353,8 +365,27 @@ def _signal_name(name: str | None) -> str:
     return full
 
 
+def _with_secrets(start: _Start, secrets: Mapping[str, str]) -> tuple[_Start, dict[str, str]]:
+    """Return a command that reads its secrets from variables, and these variables.
+
+    Raises Failed for a command on the host, which would get them in its arguments.
+    """
+    if start.host is not None:
+        raise Failed("exit code: -1; failed to start command: secrets are not supported for host commands")
+    command, hidden = shell_command(start.command, secrets)
+    hidden |= {name: substituted(value, secrets) for name, value in start.variables.items() if "{{secret:" in value}
+    plain = {name: value for name, value in start.variables.items() if name not in hidden}
+    return start._replace(command=command, variables=plain), hidden
+
+
 def _way(
-    sandbox: CommandSandbox | None, host: HostCommands | None, command: str, folder: str, variables: dict[str, str]
+    sandbox: CommandSandbox | None,
+    host: HostCommands | None,
+    command: str,
+    folder: str,
+    variables: dict[str, str],
+    *,
+    inherit: bool = False,
 ) -> tuple[list[str], str]:
     """Return the command prefix and the command as it is sent. Raises Failed if the sandbox does not work."""
     if host is not None:
@@ -362,7 +393,7 @@ def _way(
     if sandbox is None:
         return ["/bin/sh", "-c"], command
     sandbox.check()
-    return sandbox.words(folder, variables), command
+    return sandbox.words(folder, variables, inherit=inherit), command
 
 
 def _status(job: Job) -> str:

@@ -14,8 +14,11 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
+from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from signal import Signals
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -31,6 +34,7 @@ from farhand.machine.sandbox.confinement import Confinement, unconfined
 from farhand.machine.sandbox.trials import Trials
 from farhand.protocol.calls import PROGRAM_STOPPING
 from farhand.protocol.errors import Failed, InvalidArgs, NotFound, ToolError
+from farhand.protocol.secret_handles import names_in, shell_command
 from farhand.tools.shell_options import TERMINAL_ENVIRONMENT, check_argv, signal_number, terminal_size
 
 if TYPE_CHECKING:
@@ -43,6 +47,9 @@ YIELD_LEAST_MS = 10
 YIELD_MOST_MS = 120_000
 LOG_LINES = 200
 TERM_SECONDS = 5.0  # how long a command that got SIGTERM has before SIGKILL
+
+# Values of the secret handles in the arguments of the current call.
+call_secrets: ContextVar[Mapping[str, str]] = ContextVar("call_secrets", default=MappingProxyType({}))
 
 _NOTHING = ["/bin/false"]
 _MOST_BYTES = 4  # per character in UTF-8
@@ -146,23 +153,30 @@ class NodeShellTools:
         patience = start.patience_ms
         call = self._call_id()
         name = call or str(uuid.uuid4())
+        line, hidden = shell_command(start.command, call_secrets.get())
+        if start.argv and names_in(list(start.argv)):
+            raise InvalidArgs("a secret cannot be an argument of a program, which others can list: use a shell command")
         environment: dict[str, str] = {}
         try:
             if start.terminal is not None:
                 environment = self._terminal_environment()
-            shell = await (self._tried(name, start) if trial else self._sandboxed(start.folder, environment))
+            shell: list[str] | None
+            if trial:
+                shell = await self._tried(name, start, inherit=bool(hidden))
+            else:
+                shell = await self._sandboxed(start.folder, environment, inherit=bool(hidden))
         except ToolError:
             if call is None or await self._jobs.find_call(call) is None:
                 raise
             shell = _NOTHING  # the command of this call was started before, and is found below
         starting = asyncio.ensure_future(
             self._jobs.start(
-                start.command,
+                line,
                 workdir=start.folder,
                 timeout=start.timeout_ms / 1000,
                 stdin=start.stdin,
                 background=start.background,
-                env=environment,
+                env=environment | hidden,
                 shell=shell,
                 bare=shell is not None,
                 arguments=start.argv,
@@ -268,8 +282,10 @@ class NodeShellTools:
         shell = "/bin/sh" if confined else login_shell(self._jobs.environment)[0]
         return {**TERMINAL_ENVIRONMENT, "SHELL": shell}
 
-    async def _sandboxed(self, folder: str, environment: Mapping[str, str]) -> list[str] | None:
+    async def _sandboxed(self, folder: str, environment: Mapping[str, str], *, inherit: bool) -> list[str] | None:
         """Return the command prefix of the sandbox for `folder`; None for the login shell.
+
+        `inherit`: the command gets the variables of the program that creates the sandbox.
 
         Raises Failed if the sandbox cannot be created here, NotAllowed for a folder outside of it.
         """
@@ -277,13 +293,14 @@ class NodeShellTools:
         if sandbox is None:
             return None
         await asyncio.to_thread(sandbox.check)
-        return sandbox.words(folder, environment)
+        return sandbox.words(folder, environment, inherit=inherit)
 
-    async def _tried(self, name: str, start: _Start) -> list[str]:
+    async def _tried(self, name: str, start: _Start, *, inherit: bool) -> list[str]:
         """Return the command prefix of a trial. Raises Failed if this machine cannot give it."""
         if self._trials is None:
             raise Failed("this machine cannot run trials; the command did not run")
-        return await asyncio.to_thread(self._trials.begin, name, start.command, start.folder)
+        begin = partial(self._trials.begin, inherit=inherit)
+        return await asyncio.to_thread(begin, name, start.command, start.folder)
 
     def _started(
         self,

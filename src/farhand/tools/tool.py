@@ -34,6 +34,8 @@ class CallContext(msgspec.Struct, frozen=True):
     origins: tuple[str, ...] = ()
     # Reports how far the call is: a number, what it is a part of if that is known, and a message.
     progress: Callable[[float, float | None, str], None] = lambda _progress, _total, _message: None
+    # Values of the secret handles in the arguments.
+    secrets: Mapping[str, str] = {}
 
 
 Run = Callable[[Mapping[str, Any], CallContext], Awaitable[Any]]
@@ -67,6 +69,8 @@ class Tool(msgspec.Struct, frozen=True, dict=True):
     # The MCP server whose tool this is, and the node that runs the server; empty for the gateway.
     server: str = ""
     node: str = ""
+    # It reads `CallContext.secrets` itself; other tools get arguments with values instead of secret handles.
+    takes_handles: bool = False
 
     def canonical(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments under the parameters' own names. Raises InvalidArgs, see `canonical_names`.
@@ -110,6 +114,7 @@ def tool(
     continues: bool = False,
     preview: Callable[..., Any] | None = None,
     reads: tuple[str, ...] = (),
+    takes_handles: bool = False,
 ) -> Tool:
     """Create a tool from a typed function. Its parameters are the schema, its docstring is the description.
 
@@ -170,6 +175,7 @@ def tool(
         check=parse,
         preview=None if preview is None else functools.partial(call, preview),
         reads=reads,
+        takes_handles=takes_handles,
     )
 
 

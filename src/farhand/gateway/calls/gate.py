@@ -16,6 +16,7 @@ import msgspec
 from farhand.gateway.access.credentials import Credential, Credentials
 from farhand.gateway.access.daily_budget import DailyBudget, keyed_call_budget
 from farhand.gateway.access.principal import Principal
+from farhand.gateway.access.secrets import Secrets
 from farhand.gateway.access.standing_approvals import StandingApprovals
 from farhand.gateway.calls.admission import Denied, allow, repeated_frame, request_frame, time_limit, unambiguous
 from farhand.gateway.calls.catalog import Catalog, SwitchedOff, Target
@@ -72,6 +73,7 @@ class Gate:
         refusals: RefusalBudget | None = None,
         keyed_calls: DailyBudget | None = None,
         secrets: KnownSecrets | None = None,
+        handles: Secrets | None = None,
     ) -> None:
         """`credentials` says which tokens are valid; without it, every caller is.
 
@@ -90,6 +92,7 @@ class Gate:
         self.keyed_calls = keyed_calls or keyed_call_budget()
         self.secrets = secrets or KnownSecrets()
         self._policy_check = PolicyCheck(database, node_registry, credentials, policy, changed_files, standing)
+        self._handles = handles or Secrets(database, node_registry.clock, self.secrets, _no_key)
         self._lifecycle = Lifecycle(
             database,
             node_registry,
@@ -97,6 +100,7 @@ class Gate:
             frozen=frozen,
             keyed_calls=self.keyed_calls,
             secrets=self.secrets,
+            handles=self._handles,
         )
         self.waiting_calls = WaitingCalls(
             self._lifecycle, self._policy_check, database, node_registry, catalog, frozen, approvals
@@ -322,6 +326,7 @@ class Gate:
             self._policy_check.check_valid(principal)
             allow(target, principal)
             call = self._catalog.checked(target, call)
+            self._handles.check(call.args, call.tool, None if target.node is None else target.node.card.node_id)
             timeout_ms = time_limit(call, target)
             if self._policy() is not None or before is not None:
                 call = unambiguous(call)
@@ -480,3 +485,7 @@ def _check_names(call: ToolCall) -> None:
     for name, value in (("session_key", call.session_key), ("agent_id", call.agent_id)):
         if value is not None and len(value) > MAX_SESSION_KEY:
             raise InvalidArgs(f"{name} has {len(value)} characters; at most {MAX_SESSION_KEY} are allowed")
+
+
+def _no_key() -> bytes:
+    raise FarhandError("this gateway stores no secrets")

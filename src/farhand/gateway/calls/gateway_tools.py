@@ -11,12 +11,15 @@ from functools import partial
 import msgspec
 
 from farhand.gateway.access.principal import Principal
+from farhand.gateway.access.secrets import Secrets
 from farhand.gateway.calls.catalog import read_arguments
 from farhand.gateway.calls.open_call import UNKNOWN, CallProgress, OpenCall, bare
 from farhand.gateway.calls.state import CallEvent
 from farhand.machine.files import steering_files as steering
-from farhand.protocol.calls import ToolFailure, ToolResult
+from farhand.protocol.calls import ToolResult
 from farhand.protocol.errors import InvalidArgs, ToolError
+from farhand.protocol.redaction import KnownSecrets
+from farhand.protocol.secret_handles import substituted
 from farhand.protocol.untrusted import one_line
 from farhand.store.tables.calls import CallRecord
 from farhand.tools.tool import CallContext, Tool
@@ -48,7 +51,7 @@ def report_progress(opened: OpenCall, progress: float, total: float | None, mess
         )
 
 
-async def run(opened: OpenCall, tool: Tool) -> tuple[CallEvent, ToolResult | str] | None:
+async def run(opened: OpenCall, tool: Tool, handles: Secrets) -> tuple[CallEvent, ToolResult | str] | None:
     """Run a tool and return what happened, with the result or the reason.
 
     Returns None when the task is cancelled because the gateway stops: the call stays open in the record.
@@ -59,20 +62,25 @@ async def run(opened: OpenCall, tool: Tool) -> tuple[CallEvent, ToolResult | str
     )
     steering.allowed.set(opened.principal is not None and opened.principal.may_steer)
     message = ""
+    secrets: dict[str, str] = {}
     try:
         arguments = read_arguments(record.args)
         if not isinstance(arguments, dict | None):
             raise InvalidArgs(f"arguments: expected an object, got {type(arguments).__name__}")
-        value = await tool.run(arguments or {}, context)
-        return CallEvent.SUCCEEDED, ToolResult(ok=True, result=msgspec.Raw(msgspec.json.encode(value)))
+        secrets = handles.values(record.id, record.args, record.tool)
+        if secrets and not tool.takes_handles:
+            arguments = substituted(arguments, secrets)
+        value = await tool.run(arguments or {}, msgspec.structs.replace(context, secrets=secrets))
+        body = KnownSecrets(secrets.values()).redact(msgspec.json.encode(value))
+        return CallEvent.SUCCEEDED, ToolResult(ok=True, result=msgspec.Raw(body))
     except asyncio.CancelledError:
         if not opened.stopping:
             return None
         return CallEvent.STOPPED, opened.stop_reason
     except ToolError as error:
         opened.raised = bare(error)
-        message = error.message
-        result = ToolResult(ok=False, error=ToolFailure.of(error))
+        message = KnownSecrets(secrets.values()).redact_text(error.message)
+        result = ToolResult.failed(error.kind.value, message)
     except Exception as error:
         log.exception("tool %s failed on call %s", record.tool, record.id)
         result = ToolResult.failed("failed", f"{record.tool} failed: {type(error).__name__}: {error}")

@@ -11,6 +11,7 @@ from functools import partial
 import msgspec
 
 from farhand.gateway.access.daily_budget import DailyBudget
+from farhand.gateway.access.secrets import Secrets
 from farhand.gateway.calls import gateway_tools
 from farhand.gateway.calls.admission import unread
 from farhand.gateway.calls.deadlines import Deadlines
@@ -19,11 +20,12 @@ from farhand.gateway.calls.recorder import Recorder
 from farhand.gateway.calls.refusals import short_arguments
 from farhand.gateway.calls.state import CallEvent, Effect, RecordEnd, transition
 from farhand.gateway.nodes.registry import Connection, Node, NodeRegistry
-from farhand.protocol.calls import PROGRAM_STOPPING, ToolResult
-from farhand.protocol.errors import Failed
+from farhand.protocol.calls import PROGRAM_STOPPING, ToolFailure, ToolResult
+from farhand.protocol.errors import Failed, ToolError
 from farhand.protocol.freeze import FreezeOrder
-from farhand.protocol.messages import ToolCancel, encode
+from farhand.protocol.messages import ToolCancel, ToolRequest, encode
 from farhand.protocol.redaction import KnownSecrets
+from farhand.protocol.secret_handles import MARK
 from farhand.store.ports import Store
 from farhand.store.tables.calls import CallRecord, CallState
 from farhand.store.tables.metrics import Durations
@@ -53,14 +55,17 @@ class Lifecycle:
         frozen: Callable[[], FreezeOrder | None],
         keyed_calls: DailyBudget,
         secrets: KnownSecrets,
+        handles: Secrets,
     ) -> None:
         """`hold` makes a call wait. `frozen` returns the order under which no call is
-        sent. `keyed_calls` counts what calls with idempotency keys store. `secrets` are hidden in shortened arguments.
+        sent. `keyed_calls` counts what calls with idempotency keys store. `secrets` are hidden in shortened arguments;
+        `handles` resolves those in arguments.
         """
         self._node_registry = node_registry
         self._frozen = frozen
         self._keyed_calls = keyed_calls
         self._secrets = secrets
+        self._handles = handles
         # By id: the calls that run or are about to, and those that are held back.
         self.calls: dict[str, OpenCall] = {}
         self.waiting: dict[str, OpenCall] = {}
@@ -192,10 +197,26 @@ class Lifecycle:
             self.apply(opened, CallEvent.NODE_GONE, "the node left before the call was sent")
         elif (fault := unread(connection, opened.request, opened.record.args)) is not None:
             self.apply(opened, CallEvent.REJECTED, ToolResult.failed("invalid_args", fault))
-        else:
+        elif self._sealed(opened, connection):
             if connection.boot != boot:
                 opened.record = msgspec.structs.replace(opened.record, node_boot=connection.boot)
             self.apply(opened, CallEvent.READY)
+
+    def _sealed(self, opened: OpenCall, connection: Connection) -> bool:
+        """Put the secrets that a call names into its request; return False if it is rejected."""
+        record = opened.record
+        if MARK not in bytes(record.args):
+            return True
+        try:
+            found = self._handles.sealed(
+                record.id, record.args, record.tool, record.node_id or "", connection.sealing_key
+            )
+        except ToolError as error:
+            self.apply(opened, CallEvent.REJECTED, ToolResult(ok=False, error=ToolFailure.of(error)))
+            return False
+        request = msgspec.json.decode(opened.request, type=ToolRequest)
+        opened.request = encode(msgspec.structs.replace(request, secrets=found))
+        return True
 
     def _send(self, opened: OpenCall) -> None:
         if opened.own is not None:
@@ -204,7 +225,7 @@ class Lifecycle:
             opened.connection.link.send(opened.request)
 
     async def _run(self, opened: OpenCall, tool: Tool) -> None:
-        happened = await gateway_tools.run(opened, tool)
+        happened = await gateway_tools.run(opened, tool, self._handles)
         if happened is not None:
             self.apply(opened, *happened)
 

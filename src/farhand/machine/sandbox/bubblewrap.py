@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from farhand.machine.files import steering_files
+from farhand.machine.jobs.process_tree import COOKIE
 from farhand.machine.sandbox.confinement import Mount, SandboxError
 from farhand.machine.sandbox.launch import EGRESS_SOCKET, LAUNCHER, Launch, interpreter_folder
 from farhand.protocol.errors import Failed, NotAllowed
@@ -129,12 +130,18 @@ class Sandbox:
         self._works = True
 
     def words(
-        self, workdir: str, environment: Mapping[str, str] | None = None, *, may_steer: bool | None = None
+        self,
+        workdir: str,
+        environment: Mapping[str, str] | None = None,
+        *,
+        may_steer: bool | None = None,
+        inherit: bool = False,
     ) -> list[str]:
         """Return the prefix of a shell command that runs in `workdir`, with these variables and a few of the system's.
 
-        `may_steer`: whether the command may change steering files; defaults to what the calling context may do. Raises
-        Failed if bubblewrap is not installed, NotAllowed for a folder outside of the sandbox.
+        `may_steer`: whether the command may change steering files; defaults to what the calling context may do.
+        `inherit`: see `CommandSandbox.words`. Raises Failed if bubblewrap is not installed, NotAllowed for a folder
+        outside of the sandbox.
         """
         if may_steer is None:
             may_steer = steering_files.allowed.get()
@@ -162,7 +169,7 @@ class Sandbox:
             words += self._read_only_top_level()
         elif not may_steer and self.steering is Steering.OF_ANY:
             words += self._read_only_steering_files()
-        words += ["--chdir", self._inside(workdir), "--clearenv"]
+        words += ["--chdir", self._inside(workdir), *(("--unsetenv", COOKIE) if inherit else ("--clearenv",))]
         home = "/tmp" if top_level else self.workspace  # noqa: S108 (the sandbox's)
         for name, value in self._variables(environment or {}, home).items():
             words += ["--setenv", name, value]

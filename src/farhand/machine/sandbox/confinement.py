@@ -37,9 +37,18 @@ class CommandSandbox(Protocol):
         ...
 
     def words(
-        self, workdir: str, environment: Mapping[str, str] | None = None, *, may_steer: bool | None = None
+        self,
+        workdir: str,
+        environment: Mapping[str, str] | None = None,
+        *,
+        may_steer: bool | None = None,
+        inherit: bool = False,
     ) -> list[str]:
-        """Return the prefix of a shell command that runs in `workdir`. Raises Failed, NotAllowed."""
+        """Return the prefix of a shell command that runs in `workdir`. Raises Failed, NotAllowed.
+
+        `environment` is visible in the list of processes. With `inherit`, the command also gets the variables of the
+        program that creates the sandbox, which are not.
+        """
         ...
 
 

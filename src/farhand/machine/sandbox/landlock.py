@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from farhand.machine.jobs.process_tree import COOKIE
 from farhand.machine.sandbox.confinement import Mount, SandboxError
 from farhand.machine.sandbox.launch import EGRESS_SOCKET, LAUNCHER, Launch, interpreter_folder
 from farhand.machine.sandbox.launcher import landlock_version
@@ -95,6 +96,7 @@ class LandlockSandbox:
         environment: Mapping[str, str] | None = None,
         *,
         may_steer: bool | None = None,  # noqa: ARG002 - a lent folder has no steering files
+        inherit: bool = False,
     ) -> list[str]:
         """Return the prefix of a shell command that runs in `workdir`. Raises NotAllowed for a folder outside."""
         real = os.path.realpath(workdir)
@@ -103,5 +105,11 @@ class LandlockSandbox:
         kept = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
         variables = {"PATH": os.defpath, **kept, "HOME": self.workspace, "PWD": real}
         variables |= environment or {}
-        words = ["/usr/bin/env", "-i", "-C", real, *(f"{name}={value}" for name, value in variables.items())]
+        words = [
+            "/usr/bin/env",
+            *(("-u", COOKIE) if inherit else ("-i",)),
+            "-C",
+            real,
+            *(f"{name}={value}" for name, value in variables.items()),
+        ]
         return [*words, *self._launch.words(str(LAUNCHER)), "/bin/sh", "-c"]

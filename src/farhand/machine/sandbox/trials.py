@@ -89,7 +89,15 @@ class Trials:
         self._expires = expires
         self._lock = threading.Lock()
 
-    def begin(self, name: str, command: str, workdir: str, environment: Mapping[str, str] | None = None) -> list[str]:
+    def begin(
+        self,
+        name: str,
+        command: str,
+        workdir: str,
+        environment: Mapping[str, str] | None = None,
+        *,
+        inherit: bool = False,
+    ) -> list[str]:
         """Prepare a trial, or find it again, and return the prefix of its command.
 
         Raises Failed if this machine cannot give it, or has too many.
@@ -112,7 +120,10 @@ class Trials:
             for number, root in enumerate(self._roots)
         ]
         limits = {"file_size": min(self._quota, MOST_FILE)}
-        return [*Launch(overlays=overlays, limits=limits).words(), *sandbox.words(workdir, environment)]
+        return [
+            *Launch(overlays=overlays, limits=limits).words(),
+            *sandbox.words(workdir, environment, inherit=inherit),
+        ]
 
     def _create(self, name: str, command: str) -> None:
         """Make the folder of a trial with everything in it, or, if the program is killed, nothing."""
@@ -158,7 +169,7 @@ class Trials:
     def keep(self, name: str) -> Trial:
         """Apply the changes of a trial: all of them, or none. Keeping it again is not an error.
 
-        Raises NotFound; TrialConflict if a file has been changed since; Failed if the trial is not ready, or was discarded.
+        Raises NotFound; TrialConflict if a file has been changed since; Failed if the trial is not ready any more.
         """
         with self._lock:
             self._sweep()

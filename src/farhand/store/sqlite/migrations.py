@@ -505,6 +505,19 @@ CREATE INDEX mcp_tasks_of ON mcp_tasks (credential, call_id);
 CREATE INDEX mcp_tasks_by_age ON mcp_tasks (expires_at);
 """
 
+SECRETS = """
+CREATE TABLE secrets (
+    name         TEXT PRIMARY KEY,
+    value        BLOB NOT NULL,
+    nodes        TEXT NOT NULL,
+    tools        TEXT NOT NULL,
+    made_by      TEXT NOT NULL,
+    created_at   INTEGER NOT NULL,
+    last_used_at INTEGER,
+    last_call    TEXT
+) STRICT;
+"""
+
 MIGRATIONS: Final[tuple[str, ...]] = (
     FIRST,
     TRANSFERS,
@@ -533,4 +546,5 @@ MIGRATIONS: Final[tuple[str, ...]] = (
     RESPONSES,
     MCP_SERVERS,
     MCP_TASKS,
+    SECRETS,
 )

@@ -1,0 +1,74 @@
+"""`/v1/secrets`: names, restrictions and last use of secrets; never a value."""
+
+from __future__ import annotations
+
+import msgspec
+
+from farhand.api.server.http import Problem, Reply, Request, json_reply
+from farhand.api.server.router import route
+from farhand.gateway.access.credentials import Scope
+from farhand.gateway.access.secrets import Secrets
+from farhand.store.tables.secrets import SecretRecord
+
+
+class SecretRequest(msgspec.Struct, forbid_unknown_fields=True):
+    value: str
+    # The nodes that may get it; empty: all.
+    nodes: list[str] = []
+    # Patterns (`ci__*`) of the tools whose calls may use it; empty: all.
+    tools: list[str] = []
+
+
+class SecretShown(msgspec.Struct):
+    name: str
+    nodes: list[str]
+    tools: list[str]
+    made_by: str
+    created_at: int
+    last_used_at: int | None
+    # The call that used it last.
+    last_call: str | None
+
+
+class SecretsAnswer(msgspec.Struct):
+    secrets: list[SecretShown]
+    count: int
+
+
+class SecretRoutes:
+    def __init__(self, secrets: Secrets) -> None:
+        self._secrets = secrets
+
+    @route("GET /v1/secrets", Scope.ADMIN, "Names, restrictions and last use of secrets; never a value.")
+    async def listed(self, _request: Request) -> SecretsAnswer:
+        found = [_shown(record) for record in await self._secrets.all()]
+        return SecretsAnswer(found, len(found))
+
+    @route("PUT /v1/secrets/{name}", Scope.ADMIN, "Set a secret.", answer=SecretShown)
+    async def put(self, request: Request, wanted: SecretRequest) -> Reply:
+        try:
+            record = await self._secrets.put(
+                request.params["name"], wanted.value, wanted.nodes, wanted.tools, request.credential.id
+            )
+        except ValueError as error:
+            raise Problem(400, "invalid_request", str(error)) from None
+        return json_reply(_shown(record))
+
+    @route("DELETE /v1/secrets/{name}", Scope.ADMIN, "Remove a secret.")
+    async def remove(self, request: Request) -> dict[str, str]:
+        name = request.params["name"]
+        if not await self._secrets.remove(name, request.credential.id):
+            raise Problem(404, "not_found", f"there is no secret {name[:100]!r}")
+        return {"removed": name}
+
+
+def _shown(record: SecretRecord) -> SecretShown:
+    return SecretShown(
+        record.name,
+        record.nodes.split(),
+        record.tools.split(),
+        record.made_by,
+        record.created_at,
+        record.last_used_at,
+        record.last_call,
+    )

@@ -1,0 +1,198 @@
+"""Secret handles: values that callers name as `{{secret:NAME}}`, and that only the machine of the call gets.
+
+Values are stored encrypted. The key is in the system's keyring, in the variable FARHAND_SECRETS_KEY, or in a file of
+the home folder.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from farhand.machine.files.private_files import replace_private
+from farhand.protocol.errors import FarhandError, InvalidArgs, NotAllowed, NotFound
+from farhand.protocol.key_auth import KEY_BYTES, from_text, to_text
+from farhand.protocol.redaction import KnownSecrets
+from farhand.protocol.sealing import seal
+from farhand.protocol.secret_handles import MARK, NAME, names_in
+from farhand.store.ports import Store
+from farhand.store.tables.secrets import SecretRecord, all_secrets, put_secret, remove_secret, secret_used
+
+KEY_FILE: Final = "secrets.key"
+KEY_VARIABLE: Final = "FARHAND_SECRETS_KEY"
+MOST_BYTES: Final = 65_536
+MOST_SECRETS: Final = 1000
+_SERVICE: Final = "farhand"
+
+
+class Secrets:
+    """The secrets of a gateway. `load` before use."""
+
+    def __init__(
+        self,
+        database: Store,
+        clock: Callable[[], int],
+        known: KnownSecrets,
+        key: Callable[[], bytes],
+    ) -> None:
+        """`known` masks the values wherever something leaves the gateway. `key` is called when it is needed."""
+        self._database = database
+        self._clock = clock
+        self._known = known
+        self._key = key
+        self._records: dict[str, SecretRecord] = {}
+
+    def load(self, records: Sequence[SecretRecord]) -> None:
+        """Take the stored secrets. Raises FarhandError if they were encrypted with another key."""
+        self._records = {record.name: record for record in records}
+        for record in records:
+            self._known.add(self._decrypted(record))
+
+    async def all(self) -> list[SecretRecord]:
+        return await self._database.read(all_secrets)
+
+    async def put(self, name: str, value: str, nodes: Sequence[str], tools: Sequence[str], by: str) -> SecretRecord:
+        """Set a secret. Raises ValueError for a name, value or restriction that cannot be used."""
+        if not NAME.fullmatch(name):
+            raise ValueError(f"the name {name[:100]!r} must have letters, digits and '_' only, at most 64")
+        size = len(value.encode("utf-8", "surrogatepass"))
+        if not 1 <= size <= MOST_BYTES or "\0" in value:
+            raise ValueError(f"the value must have 1 to {MOST_BYTES} bytes and no NUL character, but has {size} bytes")
+        for restriction in (*nodes, *tools):
+            if not restriction or any(character.isspace() for character in restriction):
+                raise ValueError(f"{restriction[:100]!r} is not the name of a node or a tool")
+        if name not in self._records and len(self._records) >= MOST_SECRETS:
+            raise ValueError(f"there are {MOST_SECRETS} secrets already; remove one first")
+        record = SecretRecord(name, self._encrypted(value), " ".join(nodes), " ".join(tools), by, self._clock())
+        self._known.add(value)
+        await self._database.write(partial(put_secret, secret=record))
+        self._records[name] = record
+        return record
+
+    async def remove(self, name: str, by: str) -> bool:
+        """Remove a secret; return whether there was one."""
+        removed = await self._database.write(partial(remove_secret, name=name, by=by, now=self._clock()))
+        self._records.pop(name, None)
+        return removed
+
+    # -- calls ------------------------------------------------------------------------------------------
+
+    def check(self, args: msgspec.Raw, tool: str, node_id: str | None) -> None:
+        """Raise NotFound, NotAllowed or InvalidArgs if arguments hold a handle that this tool may not use."""
+        for name in self._names(args):
+            self._allowed(name, tool, node_id)
+
+    def sealed(self, call_id: str, args: msgspec.Raw, tool: str, node_id: str, public: str) -> dict[str, str]:
+        """Return the secrets of a call, sealed to the key of its node. Raises ToolError."""
+        names = self._names(args)
+        if names and not public:
+            raise InvalidArgs(f"node {node_id!r} cannot receive secrets; the call did not run")
+        try:
+            found = {name: seal(self._decrypted(self._allowed(name, tool, node_id)), public) for name in names}
+        except ValueError as error:
+            raise InvalidArgs(f"node {node_id!r} announced a key that cannot be used: {error}") from None
+        self._used(names, call_id)
+        return found
+
+    def values(self, call_id: str, args: msgspec.Raw, tool: str) -> dict[str, str]:
+        """Return the secrets of a call of the gateway's own tools. Raises ToolError."""
+        names = self._names(args)
+        found = {name: self._decrypted(self._allowed(name, tool, None)) for name in names}
+        self._used(names, call_id)
+        return found
+
+    @staticmethod
+    def _names(args: msgspec.Raw) -> frozenset[str]:
+        if MARK not in bytes(args):
+            return frozenset()
+        return names_in(msgspec.json.decode(args))
+
+    def _allowed(self, name: str, tool: str, node_id: str | None) -> SecretRecord:
+        record = self._records.get(name)
+        if record is None:
+            raise NotFound(f"there is no secret {name!r}; set it with `farhand secret set {name}`")
+        nodes, tools = record.nodes.split(), record.tools.split()
+        if nodes and node_id not in nodes:
+            raise NotAllowed(
+                f"the secret {name!r} is for {' and '.join(nodes)} only, not for {node_id or 'the gateway'}"
+            )
+        if tools and not any(fnmatchcase(tool, pattern) for pattern in tools):
+            raise NotAllowed(f"the secret {name!r} is for {' and '.join(tools)} only, not for {tool}")
+        return record
+
+    def _used(self, names: frozenset[str], call_id: str) -> None:
+        if names:
+            operation: Callable[[Any], None] = partial(
+                secret_used, names=tuple(names), call_id=call_id, now=self._clock()
+            )
+            self._database.write(operation, durable=False)
+
+    # -- encryption -------------------------------------------------------------------------------------
+
+    def _encrypted(self, value: str) -> bytes:
+        from nacl.secret import SecretBox  # noqa: PLC0415 - few gateways have secrets
+
+        return bytes(SecretBox(self._key()).encrypt(value.encode("utf-8", "surrogatepass")))
+
+    def _decrypted(self, record: SecretRecord) -> str:
+        from nacl.exceptions import CryptoError  # noqa: PLC0415
+        from nacl.secret import SecretBox  # noqa: PLC0415
+
+        try:
+            return SecretBox(self._key()).decrypt(record.value).decode("utf-8", "surrogatepass")
+        except (CryptoError, ValueError):
+            raise FarhandError(
+                f"the secret {record.name!r} was encrypted with another key than the present one ({KEY_VARIABLE}, the "
+                f"system's keyring or {KEY_FILE}); restore that key, or set the secret again"
+            ) from None
+
+
+def secrets_key(home: Path, environ: Mapping[str, str] = os.environ) -> bytes:
+    """Return the key of the secrets; create one in the keyring, or in a file, if there is none. Raises FarhandError."""
+    text = environ.get(KEY_VARIABLE, "").strip()
+    if text:
+        return _read(text, KEY_VARIABLE)
+    path = home / KEY_FILE
+    if path.exists():
+        return _read(path.read_text().strip(), str(path))
+    keyring = _keyring()
+    if keyring is not None:
+        kept = keyring.get_password(_SERVICE, str(home))
+        if kept:
+            return _read(kept, "the system's keyring")
+    key = os.urandom(KEY_BYTES)
+    if keyring is not None:
+        keyring.set_password(_SERVICE, str(home), to_text(key))
+        return key
+    replace_private(path, to_text(key).encode())
+    return key
+
+
+def _read(text: str, place: str) -> bytes:
+    try:
+        key = from_text(text)
+        if len(key) != KEY_BYTES:
+            raise ValueError(f"it has {len(key)} bytes, not {KEY_BYTES}")
+    except ValueError as error:
+        raise FarhandError(f"the key of the secrets in {place} cannot be used: {error}") from None
+    return key
+
+
+def _keyring() -> Any:
+    """Return the system's keyring if one is installed and usable; None otherwise."""
+    try:
+        import keyring  # noqa: PLC0415 - an optional part
+        from keyring.backends import fail, null  # noqa: PLC0415
+    except ImportError:
+        return None
+    try:
+        backend = keyring.get_keyring()
+    except Exception:
+        return None
+    return None if isinstance(backend, fail.Keyring | null.Keyring) or backend.priority < 1 else keyring

@@ -1,0 +1,188 @@
+"""A secret reaches the process that needs it, and nothing else: not the record, the journal, the answer or a log."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.cli.conftest import Command
+from tests.support.harness import GatewayProcess, NodeProcess
+
+VALUE = "s3cr3t 'quo\"ted' $HOME `id` \\ *;|&\n\tsecond line of the value"
+
+
+class Place:
+    def __init__(self, gateway: GatewayProcess, node: NodeProcess) -> None:
+        self.gateway, self.node = gateway, node
+
+    def set(self, name: str, value: str = VALUE, **more: Any) -> None:
+        answer = self.gateway.request("PUT", f"/v1/secrets/{name}", {"value": value, **more})
+        assert answer.status == 200 and value not in json.dumps(answer.json()), answer
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    folder = tmp_path_factory.mktemp("secrets")
+    with GatewayProcess(folder / "home") as gateway, NodeProcess(gateway, folder / "node", "ci") as node:
+        yield Place(gateway, node)
+
+
+def digest(place: Place, command: str, **args: Any) -> str:
+    """The output of a command that prints a digest, since the value itself is masked."""
+    return str(place.node.ok("Bash", {"command": command, **args})["output"]).split()[0]
+
+
+def sha256(text: str) -> str:
+    return (
+        subprocess.run(["sha256sum"], input=text.encode(), capture_output=True, check=True).stdout.decode().split()[0]
+    )
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        'printf %s "{{secret:WHOLE}}" | sha256sum',
+        "printf %s '{{secret:WHOLE}}' | sha256sum",
+        "printf %s {{secret:WHOLE}} | sha256sum",
+        "python3 -c 'import sys, hashlib; print(hashlib.sha256(sys.argv[1].encode()).hexdigest())' {{secret:WHOLE}}",
+    ],
+)
+def test_the_value_arrives_intact(place: Place, command: str) -> None:
+    place.set("WHOLE")
+    assert digest(place, command) == sha256(VALUE)
+
+
+def test_the_value_is_nowhere_but_in_the_process(place: Place) -> None:
+    value = "marker-7f3a9c-value-of-the-secret"
+    place.set("MARKER", value)
+    answer = place.gateway.invoke(
+        "ci__Bash", {"command": "echo {{secret:MARKER}}; cat /proc/$$/cmdline | tr '\\0' ' '"}
+    )
+    assert answer["ok"] and value not in json.dumps(answer)
+    assert "{{secret:MARKER}}" in place.gateway.request("GET", f"/v1/calls/{answer['request_id']}").body.decode()
+    failed = place.gateway.invoke("ci__Read", {"path": "/no/{{secret:MARKER}}"})
+    assert not failed["ok"] and value not in json.dumps(failed)
+    for path in ("/v1/calls", "/v1/secrets", f"/v1/calls/{answer['request_id']}/output?wait=0", "/v1/nodes/ci/logs"):
+        assert value not in place.gateway.request("GET", path).body.decode(errors="replace"), path
+    kept = subprocess.run(
+        ["grep", "-rlaF", value, str(place.gateway.home), str(place.node.state)],
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout.split()
+    # The output of the command itself, on the machine that ran it, is the only place.
+    assert [path for path in kept if "/jobs/" not in path] == []
+
+
+def test_other_tools_get_the_value_in_place(place: Place, tmp_path: Path) -> None:
+    place.set("FILED", "value for a file\n")
+    target = place.node.workspace / "netrc"
+    place.node.ok("Write", {"path": str(target), "content": "password {{secret:FILED}}"})
+    assert target.read_text() == "password value for a file\n"
+
+
+def test_exec_on_the_gateway(place: Place) -> None:
+    place.set("LOCAL")
+    answer = place.gateway.invoke("exec", {"command": 'printf %s "{{secret:LOCAL}}" | sha256sum'})
+    assert answer["ok"] and sha256(VALUE) in answer["result"]["content"], answer
+    echoed = place.gateway.invoke("exec", {"command": "echo {{secret:LOCAL}}", "env": {"X": "{{secret:LOCAL}}"}})
+    assert "second line of the value" not in json.dumps(echoed), echoed
+
+
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="no bubblewrap")
+def test_in_a_sandbox_and_in_a_trial(place: Place, tmp_path: Path) -> None:
+    place.set("BOXED")
+    root = tmp_path / "root"
+    root.mkdir()
+    with NodeProcess(place.gateway, tmp_path / "node", "boxed", "--root", str(root)) as node:
+        command = 'printf %s "{{secret:BOXED}}" | sha256sum; tr "\\0" "\\n" < /proc/1/cmdline'
+        for more in ({}, {"trial": True}):
+            output = node.ok("Bash", {"command": command, **more})["output"]
+            assert output.split()[0] == sha256(VALUE) and "second line" not in output
+
+
+def test_restrictions_hold(place: Place) -> None:
+    place.set("NARROW", nodes=["other"], tools=["ci__Bash"])
+    message = place.node.fails("Bash", {"command": "echo {{secret:NARROW}}"}, "not_allowed")
+    assert "NARROW" in message and "other" in message
+    place.set("NARROW", nodes=["ci"], tools=["ci__Bash"])
+    place.node.ok("Bash", {"command": "true {{secret:NARROW}}"})
+    message = place.node.fails("Write", {"path": "x", "content": "{{secret:NARROW}}"}, "not_allowed")
+    assert "ci__Bash" in message and not (place.node.workspace / "x").exists()
+    answer = place.gateway.invoke("exec", {"command": "echo {{secret:NARROW}}"})
+    assert answer["error"]["kind"] == "not_allowed"
+
+
+def test_unknown_and_malformed_handles_run_nothing(place: Place) -> None:
+    assert "NOBODY" in place.node.fails("Bash", {"command": "touch ran; echo {{secret:NOBODY}}"}, "not_found")
+    place.node.fails("Bash", {"command": "touch ran; echo {{secret:a b}}"}, "invalid_args")
+    place.node.fails("Bash", {"command": "touch ran; cat <<'E'\n{{secret:WHOLE}}\nE"}, "invalid_args")
+    assert not (place.node.workspace / "ran").exists()
+    escaped = json.dumps({"tool": "ci__Bash", "args": {"command": "touch ran; echo {{secret:WHOLE}}"}})
+    hidden = escaped.replace("{{secret", "\\u007b\\u007bsecret").encode()
+    answer = place.gateway.request("POST", "/v1/tools/invoke", hidden).json()
+    assert not answer["ok"] or "second line" not in json.dumps(answer)
+
+
+@pytest.mark.parametrize(
+    ("name", "body"),
+    [
+        ("a-b", {"value": "x"}),
+        ("1a", {"value": "x"}),
+        ("X" * 65, {"value": "x"}),
+        ("EMPTY", {"value": ""}),
+        ("NUL", {"value": "a\0b"}),
+        ("LONG", {"value": "x" * 70_000}),
+        ("TYPE", {"value": 5}),
+        ("MORE", {"value": "x", "scope": "all"}),
+        ("NODE", {"value": "x", "nodes": ["a b"]}),
+    ],
+)
+def test_what_cannot_be_a_secret_is_refused(place: Place, name: str, body: Any) -> None:
+    assert place.gateway.request("PUT", f"/v1/secrets/{name}", body).status in (400, 404, 413)
+
+
+def test_only_an_admin_manages_secrets(place: Place) -> None:
+    made = place.gateway.request("POST", "/v1/tokens", {"scopes": ["tools.write", "tools.exec", "read"]}).json()
+    for method, path in (("GET", "/v1/secrets"), ("PUT", "/v1/secrets/X"), ("DELETE", "/v1/secrets/X")):
+        body = {"value": "x"} if method == "PUT" else None
+        assert place.gateway.request(method, path, body, token=made["token"]).status == 403
+
+
+def test_last_use_and_removal(place: Place) -> None:
+    place.set("USED")
+    done = place.gateway.invoke("ci__Bash", {"command": "true {{secret:USED}}"})
+    listed = {one["name"]: one for one in place.gateway.get("/v1/secrets")["secrets"]}
+    assert listed["USED"]["last_call"] == done["request_id"] and listed["USED"]["last_used_at"]
+    assert place.gateway.request("DELETE", "/v1/secrets/USED").status == 200
+    assert place.gateway.request("DELETE", "/v1/secrets/USED").status == 404
+    place.node.fails("Bash", {"command": "echo {{secret:USED}}"}, "not_found")
+
+
+def test_secrets_outlive_a_restart_and_are_encrypted(place: Place) -> None:
+    place.set("KEPT")
+    place.gateway.kill()
+    place.gateway.start()
+    place.gateway.wait_for_node("ci")
+    assert digest(place, "printf %s {{secret:KEPT}} | sha256sum") == sha256(VALUE)
+    key = place.gateway.home / "secrets.key"
+    assert key.stat().st_mode & 0o777 == 0o600
+
+
+def test_at_the_prompt(place: Place) -> None:
+    farhand = Command(place.gateway.home)
+    assert farhand("secret", "set", "TYPED", "--node", "ci", stdin=VALUE + "\n").status == 0
+    assert digest(place, "printf %s {{secret:TYPED}} | sha256sum") == sha256(VALUE)
+    listed = farhand("secret", "list")
+    assert "TYPED" in listed.out and "ci" in listed.out and "second line" not in listed.out
+    assert farhand("secret", "remove", "TYPED").status == 0
+    assert farhand("secret", "remove", "TYPED").status != 0
+    assert farhand("secret", "set", "TYPED", stdin="").status != 0
+    assert os.environ.get("FARHAND_SECRET_TYPED") is None
