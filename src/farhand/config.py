@@ -121,6 +121,23 @@ class SessionsSection(msgspec.Struct, forbid_unknown_fields=True):
     identity_links: dict[str, list[str]] = {}
 
 
+class StoreSection(msgspec.Struct, forbid_unknown_fields=True):
+    """Where the record is kept: in the home folder, unless `url` names a database that several gateways can share."""
+
+    # `postgresql://user:password@host/database`; needs the extra `farhand[fleet]`, `[bus] url` and `[objects] url`.
+    url: str = ""
+    # At least 32 characters, the same for all gateways: the owner's token and the journal's key of a new home are
+    # derived from it. Without it, copy both files from the home of the first gateway.
+    secret: str = ""
+
+
+class BusSection(msgspec.Struct, forbid_unknown_fields=True):
+    """How gateways that share a store reach each other."""
+
+    # `nats://host:4222`.
+    url: str = ""
+
+
 class ObjectsSection(msgspec.Struct, forbid_unknown_fields=True):
     """Where workspace files and skills lie: in the home folder, unless `url` names a bucket."""
 
@@ -229,6 +246,8 @@ class Config(msgspec.Struct, forbid_unknown_fields=True):
     sandbox: SandboxSection = msgspec.field(default_factory=SandboxSection)
     node: NodeSection = msgspec.field(default_factory=NodeSection)
     objects: ObjectsSection = msgspec.field(default_factory=ObjectsSection)
+    store: StoreSection = msgspec.field(default_factory=StoreSection)
+    bus: BusSection = msgspec.field(default_factory=BusSection)
     retention: RetentionSection = msgspec.field(default_factory=RetentionSection)
     skills: SkillsSection = msgspec.field(default_factory=SkillsSection)
     undo: UndoSection = msgspec.field(default_factory=UndoSection)

@@ -143,3 +143,18 @@ def postgres() -> Iterator[PostgresServer]:
 def nats() -> Iterator[NatsServer]:
     with running_nats() as server:
         yield server
+
+
+def fleet_environment(store: str, nats: NatsServer, bucket: tuple[str, str], prefix: str) -> dict[str, str | None]:
+    """Return the settings of a gateway on these servers. All gateways of a fleet have the same."""
+    url, endpoint = bucket
+    return {
+        "FARHAND_STORE_URL": store,
+        "FARHAND_STORE_SECRET": f"a secret that all gateways of {prefix} share",
+        "FARHAND_BUS_URL": nats.url,
+        "FARHAND_OBJECTS_URL": f"{url}/{prefix}",
+        "FARHAND_OBJECTS_ENDPOINT": endpoint,
+        "FARHAND_OBJECTS_REGION": "us-east-1",
+        "FARHAND_OBJECTS_ACCESS_KEY_ID": "key",
+        "FARHAND_OBJECTS_SECRET_ACCESS_KEY": "secret",
+    }

@@ -93,6 +93,8 @@ class Gateway:
         self._draining: asyncio.Task[None] | None = None
         self._ending = asyncio.Event()
         self.url = ""
+        # Others have taken over the work of this gateway, which was silent for too long.
+        self.superseded = False
         # Set once the gateway was asked to stop; open calls may still be finishing.
         self.stopping = False
 
@@ -107,7 +109,7 @@ class Gateway:
             listener = _listen(self._section.host, self._section.port)
             await asyncio.to_thread(close_home, self._home, self.workspace)
             async with contextlib.AsyncExitStack() as outer:
-                store = await open_home(self._home, environ, outer)
+                store = await open_home(self._home, self._config, environ, outer)
                 async with contextlib.AsyncExitStack() as stack:
                     parts = self._parts = await build(
                         self._home,
@@ -138,17 +140,20 @@ class Gateway:
 
     async def _start(self, parts: Parts, stack: contextlib.AsyncExitStack) -> None:
         """Take up what was open when the gateway last stopped, and start what runs by itself."""
-        await parts.transfers.recover()
-        waiting = await parts.gate.recover()
+        member = parts.store.member
+        await parts.transfers.recover(None if member is None else member.owned("transfers"))
+        waiting = await parts.gate.recover(None if member is None else member.owned("calls"))
         if waiting:
             log.info("%d calls were open when the gateway stopped; waiting for their nodes", waiting)
-        await parts.sessions.start()
+        await parts.sessions.start(None if member is None else member.owned("runs"))
         await parts.freeze.resume()
         stack.push_async_callback(parts.sessions.pause)
         await stack.enter_async_context(parts.scheduler)
         await parts.messaging.start()
         for task in parts.periodic:
             await stack.enter_async_context(task)
+        if parts.fleet is not None:
+            await parts.fleet.start(stack, self._supersede)
 
     @property
     def _running(self) -> Parts:
@@ -242,6 +247,12 @@ class Gateway:
             log.warning("listening on %s without TLS: tokens and results travel in the clear; see [gateway] tls", host)
         if not parts.credentials.nodes_can_join:
             log.warning("no node can join yet: make a token with `farhand token create --node NAME`")
+
+    def _supersede(self) -> None:
+        """Stop at once: others do the work of this gateway. The caller of `run` may start another one."""
+        self.superseded = self.stopping = True
+        if self._server is not None:
+            self._exit(self._server)
 
     def stop(self) -> None:
         """Accept no new calls, let the open ones finish for a while, then close. The second time: close now."""

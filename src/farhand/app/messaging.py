@@ -41,14 +41,16 @@ class Messaging:
         clock: Callable[[], int],
         frozen: Callable[[], FreezeOrder | None],
         approvers: Callable[[], Sequence[str]],
+        alone: bool = True,
     ) -> None:
         """`kinds` load the kinds of channels. `approvers` returns who may approve calls, by channel and address.
+        `alone`: no other gateway uses this store.
 
         Raises ChannelError for invalid settings.
         """
         self._sessions = sessions
         self._approvals = approvals
-        self.outbox = Messages(database, workspace, clock=clock, alone=True, hide=secrets.redact_text)
+        self.outbox = Messages(database, workspace, clock=clock, alone=alone, hide=secrets.redact_text)
         self._channel_approvals = ChannelApprovals(approvals, self.outbox, approvers)
         self.reception = Reception(
             database,

@@ -87,9 +87,10 @@ async def open_schedule(
     *,
     held: Callable[[], bool],
     courier: Courier | None = None,
+    alone: bool = True,
 ) -> tuple[Scheduler, CronBook]:
     """Return a scheduler that has yet to be entered, and its jobs. `current` returns the settings in force, `held`
-    whether nothing may start."""
+    whether nothing may start. `alone`: no other gateway uses this store."""
     settled: HeartbeatSettings | None = None
 
     async def settle_heartbeats() -> None:
@@ -127,7 +128,7 @@ async def open_schedule(
         paused=paused,
         held=held,
         report=runs.report,
-        alone=True,
+        alone=alone,
         resume=True,
         settle_seconds=SETTLE_SECONDS,
     )

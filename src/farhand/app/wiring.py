@@ -47,6 +47,8 @@ from farhand.api.routes.trials import TrialRoutes
 from farhand.api.routes.workspace import WorkspaceRoutes
 from farhand.api.server.router import Route, routes_of
 from farhand.api.terminals.routes import TerminalRoutes
+from farhand.app.fleet import Member, check_fleet_settings, join, open_shared_store
+from farhand.app.fleet_parts import FleetParts, LazyFleet
 from farhand.app.mcp import end_with_servers, local_host, open_door, open_mcp
 from farhand.app.messaging import Messaging
 from farhand.app.openai import openai_routes
@@ -122,10 +124,10 @@ from farhand.memory.registry import Provider, make_embedder
 from farhand.memory.tools import memory_tools
 from farhand.node.queries import NodeQueries
 from farhand.protocol.redaction import KnownSecrets, is_own_secret
+from farhand.store.group_commit import GroupCommit
 from farhand.store.objects.base import Objects
 from farhand.store.objects.folder import FolderObjects
 from farhand.store.sqlite.snapshots import Recovery, open_store, revoked_tokens
-from farhand.store.sqlite.store import SqliteStore
 from farhand.store.tables.idempotency import forget_keys
 from farhand.store.tables.nodes import all_nodes
 from farhand.store.tables.secrets import all_secrets
@@ -146,7 +148,7 @@ MEMORY_FILE = "memory.db"
 class OpenedStore:
     """The store of a home folder, and what is read from it before anything else is built."""
 
-    database: SqliteStore
+    database: GroupCommit
     recovery: Recovery | None
     journal: EventJournal
     gateway_id: str
@@ -154,16 +156,29 @@ class OpenedStore:
     node_registry: NodeRegistry
     # Work that was open when the gateway stopped, or is late, begins when these are back.
     returning: ReturningNodes
+    # This gateway among those that share the store, if any.
+    member: Member | None
 
 
-async def open_home(home: Path, environ: Mapping[str, str], stack: contextlib.AsyncExitStack) -> OpenedStore:
+async def open_home(
+    home: Path, config: Config, environ: Mapping[str, str], stack: contextlib.AsyncExitStack
+) -> OpenedStore:
     """Open the store; a damaged one is replaced by its last good copy. It is closed with the stack.
 
     Raises StoreError when the store cannot be opened, FarhandError for an invalid environment.
     """
     node_tokens = NodeTokens.from_env(environ)
-    database, recovery = open_store(home, time.time_ns() // 1_000_000)
-    stack.push_async_callback(database.close)
+    check_fleet_settings(config)
+    database: GroupCommit
+    recovery: Recovery | None = None
+    member: Member | None = None
+    if config.store.url:
+        database = open_shared_store(home, config.store)
+        stack.push_async_callback(database.close)
+        member = await join(home, config, database, stack)
+    else:
+        database, recovery = open_store(home, time.time_ns() // 1_000_000)
+        stack.push_async_callback(database.close)
     database.query(lambda store: revoke_tokens(store, revoked_tokens(home)))
     nodes = database.query(all_nodes)
     node_registry = NodeRegistry(nodes, node_tokens.capabilities)
@@ -173,7 +188,7 @@ async def open_home(home: Path, environ: Mapping[str, str], stack: contextlib.As
     journal.note("gateway.started", gateway_id, {"version": __version__})
     stack.callback(journal.note, "gateway.stopped", gateway_id, {})
     await database.write(partial(forget_keys, now=node_registry.clock()))
-    return OpenedStore(database, recovery, journal, gateway_id, node_tokens, node_registry, returning)
+    return OpenedStore(database, recovery, journal, gateway_id, node_tokens, node_registry, returning, member)
 
 
 @dataclass(frozen=True)
@@ -241,6 +256,7 @@ class Parts:
     sessions: Sessions
     messaging: Messaging
     scheduler: Scheduler
+    fleet: FleetParts | None
     # Used as context managers while the gateway runs.
     periodic: Sequence[contextlib.AbstractAsyncContextManager[object]]
     routes: Sequence[Route]
@@ -271,7 +287,8 @@ async def build(
 
     `ending` is set when the gateway stops; `address` is where it listens. Raises ConfigError, FarhandError.
     """
-    database, node_registry, journal = store.database, store.node_registry, store.journal
+    database, node_registry, journal, member = store.database, store.node_registry, store.journal, store.member
+    first_number = 1 if member is None else member.first_number
     clock = node_registry.clock
     live = LiveConfig(home, config, environ)
     plugins = Plugins()
@@ -318,6 +335,7 @@ async def build(
     queries = Queries(
         node_registry,
         {"output": machine.questions.output, "jobs": machine.questions.jobs, "mcp": server_host.query},
+        first_number=first_number,
     )
     end_orders = EndOrders(database, node_registry, clock)
     catalog = Catalog(node_registry, lambda: live.now.tools.disabled)
@@ -353,6 +371,7 @@ async def build(
         keyed_calls=keyed_call_budget(lambda: live.now.retention.keyed_bytes_per_credential),
         secrets=secrets,
         handles=handles,
+        fleet=None if member is None else LazyFleet(lambda: fleet),
     )
     transfers = Transfers(
         database,
@@ -361,6 +380,7 @@ async def build(
         workspace=partial(workspace_end, workspace),
         frozen=frozen,
         invalid=credentials.ended,
+        first_number=1 if member is None else member.first_stream,
         check_folder=gate.check_folder_transfer,
     )
     credentials.subscribe(gate.credential_ended)
@@ -379,6 +399,8 @@ async def build(
         lost=(queries.left, lambda connection: freeze.left(connection), transfers.node_left),
         left=(gate.node_calls.left, end_orders.node_left),
         changed=(gate.waiting_calls.resume,),
+        joined_elsewhere=(gate.node_calls.joined, transfers.node_joined),
+        links=None if member is None else LazyFleet(lambda: fleet),
     )
 
     async def is_open(call_id: str) -> bool:
@@ -444,6 +466,7 @@ async def build(
         clock=clock,
         frozen=frozen,
         approvers=lambda: live.now.policy.approvers,
+        alone=member is None,
     )
     stack.push_async_callback(messaging.close)
     schedule = live.derive(partial(schedule_settings, environ=environ))
@@ -459,6 +482,7 @@ async def build(
         catalog,
         held=lambda: frozen() is not None,
         courier=messaging.outbox,
+        alone=member is None,
     )
     mcp_servers, mcp_server_routes = open_mcp(
         home,
@@ -485,6 +509,7 @@ async def build(
         stop_runs=sessions.stop_all,
         end_jobs=end_with_servers(machine.jobs, server_host),
         thawed=(gate.waiting_calls.resume, scheduler.wake, mcp_servers.wake),
+        first_number=first_number,
     )
     undo = Undo(gate, catalog, node_registry, machine.undo_log, machine.files, objects)
     logs, metrics = NodeLogs(node_registry, queries), MetricsHistory()
@@ -561,6 +586,29 @@ async def build(
         CronRoutes(gate, jobs),
         mcp_server_routes,
     )
+    services = NodeServices(
+        store.gateway_id,
+        credentials,
+        node_registry,
+        inventory,
+        gate,
+        end_orders,
+        queries,
+        freeze,
+        transfers,
+        None if member is None else LazyFleet(lambda: fleet),
+    )
+
+    async def take_up() -> None:
+        assert member is not None
+        await gate.recover(member.owned("calls"))
+        await transfers.recover(member.owned("transfers"))
+        await sessions.start(member.owned("runs"))
+        scheduler.wake()
+
+    fleet: FleetParts | None = None
+    if member is not None:
+        fleet = FleetParts(member, database, services, inventory, gate, freeze, tokens, resume=take_up)
     return Parts(
         store,
         secrets,
@@ -573,6 +621,7 @@ async def build(
         sessions,
         messaging,
         scheduler,
+        fleet,
         (
             backups,
             Retention(database, lambda: live.now.retention.keep_days, clock=clock),
@@ -588,17 +637,7 @@ async def build(
             mcp_servers,
         ),
         routes,
-        NodeServices(
-            store.gateway_id,
-            credentials,
-            node_registry,
-            inventory,
-            gate,
-            end_orders,
-            queries,
-            freeze,
-            transfers,
-        ),
+        services,
         terminals,
     )
 

@@ -7,9 +7,10 @@ import concurrent.futures
 import contextlib
 import queue
 import threading
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from farhand.store.ports import Operation, StoreError, Tx
+from farhand.store.ports import Operation, Seals, StoreError, Tx
 from farhand.store.tables.metrics import Durations
 
 T = TypeVar("T")
@@ -53,6 +54,16 @@ class GroupCommit:
     def shut(self) -> None:
         """Close a store on which only `query` was used."""
         raise NotImplementedError
+
+    @property
+    def sealer(self) -> Seals:
+        """Makes and checks the seals of this store's journal."""
+        raise NotImplementedError
+
+    @property
+    def files(self) -> dict[str, Path]:
+        """The files of the store on this machine, if any: `store` and `log`."""
+        return {}
 
     @property
     def _pause(self) -> float | None:

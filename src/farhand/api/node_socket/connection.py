@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import msgspec
 import picows
 
 from farhand.api.node_socket.bounded_reads import BoundedReads
@@ -21,24 +20,16 @@ from farhand.api.node_socket.message_queue import MessageQueue
 from farhand.gateway.access.credentials import NodeGrant
 from farhand.gateway.nodes.keys import proves
 from farhand.gateway.nodes.registry import Connection, HelloRefused
-from farhand.protocol.calls import ToolFailure
 from farhand.protocol.errors import ProtocolError
 from farhand.protocol.liveness import Liveness, LivenessAction
 from farhand.protocol.messages import (
-    FreezeReport,
     GatewayChallenge,
     Message,
-    NodeAnswer,
     NodeHello,
     NodeProof,
     Ping,
     Pong,
-    ToolProgress,
-    ToolResponse,
     ToolsUpdate,
-    TransferCredit,
-    TransferDone,
-    TransferReady,
     decode,
     encode,
     may_be_response,
@@ -53,7 +44,6 @@ from farhand.protocol.version import (
     MAX_FRAME_BYTES,
     MAX_HELLO_BYTES,
     MAX_PLAIN_FRAME_BYTES,
-    MAX_TOOL_RESPONSE_BYTES,
 )
 from farhand.sdk.connection import keep_unsent_low
 
@@ -207,7 +197,9 @@ class NodeConversation(picows.WSListener):
                     self._reads = BoundedReads.begin(transport.underlying_transport)
                 else:
                     self._reads.read = 0
-                self._services.transfers.on_frame(self._connection, frame.get_payload_as_memoryview())
+                relay, payload = self._services.relay, frame.get_payload_as_memoryview()
+                if relay is None or not relay.pass_frame(self._connection, payload):
+                    self._services.transfers.on_frame(self._connection, payload)
         elif kind == picows.WSMsgType.CLOSE:
             code = frame.get_payload_as_bytes()[:2]
             self._messages.after(lambda: self._close_answered(transport, code))
@@ -287,21 +279,12 @@ class NodeConversation(picows.WSListener):
                 request_id = readable_request_id(text)
                 if connection.resume is None or (request_id is not None and self._services.gate.is_open(request_id)):
                     self._services.gate.node_calls.answered_unreadably(connection, request_id, str(message))
-        elif isinstance(message, ToolResponse):
-            self._services.end_orders.answered(connection, message)
-            self._services.gate.node_calls.answered(connection, _bounded(message) if connection.plain else message)
-        elif isinstance(message, ToolProgress):
-            if not connection.plain:
-                self._services.gate.node_calls.progressed(connection, message)
+        elif self._services.relay is not None and self._services.relay.pass_on(connection, text, message):
+            return  # it is for another gateway
+        elif self._services.handle(connection, message):
+            return
         elif isinstance(message, Ping):
             self._pong(picows.WSMsgType.TEXT, encode(Pong(message.timestamp)))
-        elif isinstance(message, NodeAnswer):
-            self._services.queries.answered(connection, message)
-        elif isinstance(message, FreezeReport):
-            self._services.freeze.answered(connection, message)
-        elif isinstance(message, TransferCredit | TransferReady | TransferDone):
-            if connection.can_transfer:
-                self._services.transfers.on_message(connection, message)
         elif isinstance(message, ToolsUpdate) and len(text) <= MAX_HELLO_BYTES:
             self._update(connection, message)
 
@@ -422,21 +405,6 @@ class NodeConversation(picows.WSListener):
         if self._timer is not None:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(seconds, action)
-
-
-def _bounded(response: ToolResponse) -> ToolResponse:
-    """Return the response of a plain node, or an error if it exceeds the limits of the plug-in guide."""
-    if isinstance(response.result, msgspec.Raw):
-        size = memoryview(response.result).nbytes
-    else:
-        size = len(response.error.message) if isinstance(response.error, ToolFailure) else 0
-    if size <= MAX_TOOL_RESPONSE_BYTES:
-        return response
-    message = (
-        f"the node's response has {size} bytes; the plug-in protocol allows at most {MAX_TOOL_RESPONSE_BYTES}: "
-        "ask for less, or have the plug-in truncate its results"
-    )
-    return ToolResponse(response.request_id, False, error=ToolFailure("failed", message))
 
 
 def _plain_descriptor(transport: asyncio.Transport) -> int:

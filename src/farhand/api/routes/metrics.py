@@ -15,7 +15,7 @@ from farhand.api.server.router import route
 from farhand.gateway.access.credentials import Scope
 from farhand.gateway.calls.gate import Gate
 from farhand.gateway.nodes.registry import NodeRegistry
-from farhand.store.sqlite.store import SqliteStore
+from farhand.store.group_commit import GroupCommit
 from farhand.store.tables.metrics import Durations, count_rows
 
 TEXT: Final = "text/plain"
@@ -34,7 +34,7 @@ STATES: Final = {
 
 
 class MetricsRoutes:
-    def __init__(self, database: SqliteStore, node_registry: NodeRegistry, gate: Gate) -> None:
+    def __init__(self, database: GroupCommit, node_registry: NodeRegistry, gate: Gate) -> None:
         self._database = database
         self._node_registry = node_registry
         self._gate = gate
@@ -85,7 +85,7 @@ def _nodes(node_registry: NodeRegistry) -> Iterator[str]:
         yield _line("farhand_node_calls_open", node.running, node=node_id)
 
 
-def _store(database: SqliteStore) -> Iterator[str]:
+def _store(database: GroupCommit) -> Iterator[str]:
     yield from _about("farhand_store_commits_total", "counter", "Transactions of the store.")
     yield _line("farhand_store_commits_total", database.commits)
     yield from _about("farhand_store_sync_seconds", "histogram", "Durable commits; one serves many writes.")
@@ -95,8 +95,7 @@ def _store(database: SqliteStore) -> Iterator[str]:
     yield from _about("farhand_store_healthy", "gauge", "Whether the store can be written.")
     yield _line("farhand_store_healthy", int(database.healthy))
     yield from _about("farhand_store_bytes", "gauge", "Size of the store and of its log.")
-    for what, suffix in (("store", ""), ("log", "-wal")):
-        path = Path(f"{database.path}{suffix}")
+    for what, path in database.files.items():
         yield _line("farhand_store_bytes", path.stat().st_size if path.exists() else 0, what=what)
 
 

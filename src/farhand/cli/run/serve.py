@@ -92,6 +92,8 @@ def _run_gateway(options: dict[str, Any], workspace: str | None, *, with_node: b
     finally:
         if local is not None:
             local.stop()
+    if running.superseded:
+        os.execv(sys.executable, [sys.executable, "-m", "farhand", *sys.argv[1:]])  # noqa: S606
     if options["as_json"] and not running.url:
         print_only({"ready": False, "home": str(home), "version": __version__, "pid": os.getpid()})
 

@@ -403,6 +403,10 @@ class Credentials:
         self._by_id[token.id] = token
         return True
 
+    def knows(self, token_id: str) -> bool:
+        """Whether a token is valid here."""
+        return token_id in self._by_id
+
     def remove(self, token_id: str) -> list[Token]:
         """Remove a token and every token it made, directly or indirectly; return an empty list if it is not valid."""
         if token_id not in self._by_id:

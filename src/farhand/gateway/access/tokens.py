@@ -23,6 +23,8 @@ from farhand.store.tables.tokens import Token, add_token, all_tokens, revoke_tok
 # The scopes that a token restricted to tools or nodes may have: any other would bypass the restriction.
 NARROW_SCOPES = frozenset({"read", "tools.read", "tools.write", "tools.exec"})
 
+OWNER_FILE = "token"
+
 
 class Tokens:
     """Manage the stored tokens. Changes are on disk before a method returns."""
@@ -121,6 +123,15 @@ class Tokens:
             for token in tokens
         ]
 
+    async def refresh(self) -> None:
+        """Take over what other gateways did to the stored tokens."""
+        for token in await self._database.read(all_tokens):
+            if token.revoked_at is not None:
+                for removed in self._credentials.remove(token.id):
+                    self._disconnect(removed)
+            elif not self._credentials.knows(token.id):
+                self._credentials.add(token)
+
     async def revoke(self, token_id: str) -> list[Token]:
         """Revoke a token and all tokens it made, and disconnect their nodes; return them, the token itself first.
 
@@ -143,7 +154,7 @@ def owner_token(home: Path) -> str:
 
     Raises FarhandError if the file is blank.
     """
-    path = home / "token"
+    path = home / OWNER_FILE
     try:
         secret = path.read_text().strip()
     except FileNotFoundError:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from typing import Protocol
 
 import msgspec
 
@@ -40,7 +41,8 @@ from farhand.store.ports import Store, StoreError, Tx
 from farhand.store.tables import calls
 from farhand.store.tables import idempotency as keys
 from farhand.store.tables.calls import CallRecord, CallState
-from farhand.store.tables.waiting_calls import ApprovalState, all_waiting, begin_waiting, find_approval
+from farhand.store.tables.fleet import LinkMoved, check_link
+from farhand.store.tables.waiting_calls import Approval, ApprovalState, all_waiting, begin_waiting, find_approval
 from farhand.tools import undo
 from farhand.tools.node_family import resolved
 from farhand.tools.tool import Tool
@@ -49,6 +51,26 @@ from farhand.tools.tool import Tool
 RETURN_SECONDS = 15.0
 MAX_IDEMPOTENCY_KEY = 256
 MAX_SESSION_KEY = 1024
+
+
+# How long a call waits for its node's new connection, each time that the node turns out to have moved.
+MOVED_SECONDS = (0.05, 0.2, 0.5, 1.0, 2.0)
+
+
+class OtherGateways(Protocol):
+    """The gateways that share the store with this one."""
+
+    async def moved(self, seconds: float) -> None:
+        """Look where the nodes are now, after a short pause at most."""
+        ...
+
+    async def cancel(self, call_id: str, reason: str) -> None:
+        """Have the gateway that owns a call cancel it."""
+        ...
+
+    async def end_of(self, call_id: str) -> CallRecord | None:
+        """Return the record of a call of another gateway once it has ended; None when there is no such call."""
+        ...
 
 
 class IdempotencyConflict(FarhandError):
@@ -74,14 +96,17 @@ class Gate:
         keyed_calls: DailyBudget | None = None,
         secrets: KnownSecrets | None = None,
         handles: Secrets | None = None,
+        fleet: OtherGateways | None = None,
     ) -> None:
         """`credentials` says which tokens are valid; without it, every caller is.
 
         `policy` returns the policy in force, `frozen` the order under which no call begins. `changed_files` finds out
         which files a call changes without naming them. `standing` are the approvals that hold for always. `refusals`
         limits what is stored of refused calls, `keyed_calls` what tokens store of calls with idempotency keys.
-        `secrets` are hidden where an answer of a node was cut in the middle of one.
+        `secrets` are hidden where an answer of a node was cut in the middle of one. `fleet`: the other gateways that
+        share the store, if any.
         """
+        self._fleet = fleet
         self._database = database
         self._credentials = credentials
         self._node_registry = node_registry
@@ -112,6 +137,7 @@ class Gate:
             find=self.find,
             resume_waiting=self.waiting_calls.resume,
             secrets=self.secrets,
+            shared=fleet is not None,
         )
         self.durations = self._lifecycle.durations
 
@@ -144,6 +170,25 @@ class Gate:
         Raises IdempotencyConflict when the key stands for another request, and StoreError when the call could not be
         recorded; it did not run then. Whatever fails later is an end of the call.
         """
+        attempt = partial(self._begin, call, principal, own, background, idempotency_key, origins, before)
+        if self._fleet is not None:
+            for pause in MOVED_SECONDS:
+                try:
+                    return await attempt()
+                except LinkMoved:  # nothing is stored of the call
+                    await self._fleet.moved(pause)
+        return await attempt()
+
+    async def _begin(
+        self,
+        call: ToolCall,
+        principal: Principal,
+        own: Tool | None,
+        background: bool,
+        idempotency_key: str | None,
+        origins: Sequence[str],
+        before: int | None,
+    ) -> OpenCall:
         changed = (
             () if self._policy() is None or before is not None else await self._changed_files(call, principal, own)
         )
@@ -240,7 +285,11 @@ class Gate:
         """Cancel an open call and return its end; return any other call as it ended."""
         opened = self._open(call_id)
         if opened is None:
-            return await self.find(call_id)
+            record = await self.find(call_id)
+            if record is not None and record.ended_at is None and self._fleet is not None:
+                await self._fleet.cancel(call_id, reason)
+                return await self._fleet.end_of(call_id)
+            return record
         self._lifecycle.cancel(opened, reason)
         return await opened.ended()
 
@@ -274,6 +323,22 @@ class Gate:
         opened = self._open(call_id)
         return opened is not None and not opened.over
 
+    def is_known(self, call_id: str) -> bool:
+        """Whether a call is open here, or its end is being recorded here."""
+        return self._open(call_id) is not None
+
+    def has_open_calls(self, node_id: str) -> bool:
+        """Whether calls of a node are open here."""
+        return bool(self._lifecycle.of_node(node_id))
+
+    def decided(self, approval: Approval) -> None:
+        """Start or end a call that waits here, after another gateway stored the decision about it."""
+        opened = self.waiting_calls.calls.get(approval.call_id)
+        if opened is not None and approval.state is ApprovalState.APPROVED:
+            self.waiting_calls.approve(opened, approval)
+        elif opened is not None and approval.state is ApprovalState.DENIED:
+            self.waiting_calls.deny(opened, approval)
+
     async def find(self, call_id: str) -> CallRecord | None:
         opened = self._open(call_id)
         if opened is not None:
@@ -287,6 +352,8 @@ class Gate:
     async def end_of(self, call_id: str) -> CallRecord | None:
         """Return the record of a call once it has ended; None when there is no such call."""
         opened = self._open(call_id)
+        if opened is None and self._fleet is not None:
+            return await self._fleet.end_of(call_id)
         return await self.find(call_id) if opened is None else await opened.ended()
 
     def open_records(self) -> list[CallRecord]:
@@ -395,13 +462,14 @@ class Gate:
         stored = not refused or self.refusals.take(record, record.created_at)
 
         begin = calls.begin if opened.waiting is None else partial(begin_waiting, row=row_of(record, opened.waiting))
+        socket = opened.connection.socket if opened.connection is not None else None
         if key is None:
             if opened.read_only or not stored:
                 return record.id
             if refused or opened.waiting is not None:
                 await self._database.write(partial(begin, record=record), durable=not refused)
             else:
-                await self._lifecycle.recorder.begin(record)
+                await self._lifecycle.recorder.begin(record, socket)
             return record.id
         body = hashlib.sha256(b"%b\0%b" % (call.tool.encode(), canonical(call.args))).digest()
         # A call that is refused does not use the key up: it may be tried again.
@@ -410,6 +478,8 @@ class Gate:
         def begin_once(store: Tx) -> tuple[str, bytes]:
             first = claim(store, record.credential, key, body, record.id, record.created_at)
             if first[0] == record.id and stored:
+                if socket is not None and record.node_id is not None:
+                    check_link(store, record.node_id, socket)
                 begin(store, record)
             return first
 
@@ -427,11 +497,17 @@ class Gate:
 
     # -- start and stop ---------------------------------------------------------------------------------
 
-    async def recover(self) -> int:
-        """Take up the calls that were open when the gateway last stopped; return how many still are."""
+    async def recover(self, own: Callable[[Tx], Collection[str]] | None = None) -> int:
+        """Take up the calls that were open when the gateway last stopped; return how many still are.
+
+        `own` returns those that belong to this gateway, where several share the store. Calls that are open here
+        already are left alone.
+        """
         now = self._node_registry.clock()
-        rows = await self._database.read(all_waiting)
+        rows, wanted = await self._database.read(lambda tx: (all_waiting(tx), None if own is None else own(tx)))
         for record in await self._database.read(calls.open_calls):
+            if (wanted is not None and record.id not in wanted) or self._open(record.id) is not None:
+                continue
             if record.state is CallState.WAITING:
                 self.waiting_calls.recover(record, rows.get(record.id))
             else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -32,6 +32,7 @@ from farhand.store.journal.events import append_event
 from farhand.store.ports import Store, StoreError
 from farhand.store.tables import calls
 from farhand.store.tables.calls import CallRecord
+from farhand.store.tables.fleet import open_among
 
 log = logging.getLogger(__name__)
 
@@ -56,9 +57,11 @@ class NodeCalls:
         find: Callable[[str], Awaitable[CallRecord | None]],
         resume_waiting: Callable[[], None],
         secrets: KnownSecrets,
+        shared: bool = False,
     ) -> None:
         """`find` returns the record of a call. `resume_waiting` is called when a node connects. `secrets` are hidden
-        where an answer was cut in the middle of one."""
+        where an answer was cut in the middle of one. `shared`: calls may be open on other gateways."""
+        self._shared = shared
         self._lifecycle = lifecycle
         self._database = database
         self._clock = clock
@@ -207,14 +210,34 @@ class NodeCalls:
                 reason = opened.stop_reason or "the call never reached its node and no caller waits for it"
             self._lifecycle.apply(opened, event, reason)
         over = [call_id for call_id in resume.earlier if not self._is_open(call_id)]
-        if over:
-            task = asyncio.get_running_loop().create_task(self._settle(connection, over))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-        for call_id in resume.running:
-            if not self._is_open(call_id):
-                connection.link.send(encode(ToolCancel(call_id, NOT_WAITED_FOR)))
+        stray = [call_id for call_id in resume.running if not self._is_open(call_id)]
+        if connection.own and self._shared:
+            self._start(self._settle_shared(connection, over, stray))
+        elif connection.own:
+            self._settle_now(connection, over, stray)
         self._resume_waiting()
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _settle_now(self, connection: Connection, over: Sequence[str], stray: Sequence[str]) -> None:
+        """Settle calls that a node has from before and that are not open: of an earlier process, or running."""
+        if over:
+            self._start(self._settle(connection, over))
+        for call_id in stray:
+            connection.link.send(encode(ToolCancel(call_id, NOT_WAITED_FOR)))
+
+    async def _settle_shared(self, connection: Connection, over: Sequence[str], stray: Sequence[str]) -> None:
+        """Do the same for those that no other gateway has open either."""
+        try:
+            held = await self._database.read(lambda tx: open_among(tx, [*over, *stray]))
+        except StoreError as error:  # the node lists them again when it connects next
+            log.warning("failed to look up calls of node %s: %s", connection.node_id, error)
+            return
+        left = [[one for one in ids if one not in held and not self._is_open(one)] for ids in (over, stray)]
+        self._settle_now(connection, *left)
 
     def _is_open(self, call_id: str) -> bool:
         return (opened := self._lifecycle.calls.get(call_id)) is not None and not opened.over

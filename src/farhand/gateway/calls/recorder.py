@@ -20,6 +20,7 @@ from farhand.store.ports import EngineError, Store, Tx
 from farhand.store.tables import calls
 from farhand.store.tables import idempotency as keys
 from farhand.store.tables.calls import CallRecord
+from farhand.store.tables.fleet import begin_fenced
 from farhand.store.tables.waiting_calls import finish_waiting
 
 log = logging.getLogger(__name__)
@@ -33,6 +34,10 @@ MAX_LATE: Final = 65_536
 
 
 Recorded = Callable[[OpenCall, CallRecord, Connection | None, BaseException | None], None]
+
+
+# A call, the future of its record, and the connection it goes to.
+_Begin = tuple[CallRecord, asyncio.Future[None], str | None]
 
 
 class CallEnd(msgspec.Struct, frozen=True, gc=False):
@@ -60,7 +65,7 @@ class Recorder:
         connection passed to `end` and the error."""
         self._store = store
         self._recorded = recorded
-        self._begins: list[tuple[CallRecord, asyncio.Future[None]]] = []
+        self._begins: list[_Begin] = []
         self._ends: dict[bool, list[_Ending]] = {True: [], False: []}
         self._scheduled = False
         self._closed = False
@@ -68,10 +73,14 @@ class Recorder:
         # By node and call.
         self._late: dict[tuple[str, str], None] = {}
 
-    def begin(self, record: CallRecord) -> asyncio.Future[None]:
-        """Store a call that is about to be sent; the future is done once that is on disk. It raises StoreError."""
+    def begin(self, record: CallRecord, socket: str | None = None) -> asyncio.Future[None]:
+        """Store a call that is about to be sent; the future is done once that is on disk. It raises StoreError.
+
+        `socket`: the connection it goes to, where several gateways share the store; LinkMoved if it is not the
+        node's present one.
+        """
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._begins.append((record, future))
+        self._begins.append((record, future, socket))
         self._schedule()
         return future
 
@@ -143,17 +152,20 @@ class Recorder:
                 self._ends[durable] = []
                 self._write_ends(endings, durable)
 
-    def _write_begins(self, begins: list[tuple[CallRecord, asyncio.Future[None]]]) -> None:
-        records = [record for record, _ in begins]
-        self._store.write(partial(calls.begin_all, records=records)).add_done_callback(partial(self._begun, begins))
+    def _write_begins(self, begins: list[_Begin]) -> None:
+        records = [record for record, _, _ in begins]
+        operation = partial(calls.begin_all, records=records)
+        if any(socket is not None for _, _, socket in begins):
+            operation = partial(begin_fenced, records=records, sockets=[socket for _, _, socket in begins])
+        self._store.write(operation).add_done_callback(partial(self._begun, begins))
 
-    def _begun(self, begins: list[tuple[CallRecord, asyncio.Future[None]]], written: asyncio.Future[None]) -> None:
+    def _begun(self, begins: list[_Begin], written: asyncio.Future[None]) -> None:
         error = written.exception()
         if _one_is_to_blame(error, begins):
             for one in begins:
                 self._write_begins([one])
             return
-        for _, future in begins:
+        for _, future, _ in begins:
             if not future.done():
                 future.set_result(None) if error is None else future.set_exception(error)
 

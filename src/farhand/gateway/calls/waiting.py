@@ -326,7 +326,8 @@ class WaitingCalls:
             deadline_at=now + waiting.timeout_ms,
         )
         # From here on it counts as started: it is never sent a second time, whatever happens.
-        started = await self._database.write(partial(start_waiting, record=record, now=now))
+        socket = node.connection.socket if node and node.connection else None
+        started = await self._database.write(partial(start_waiting, record=record, now=now, socket=socket))
         if not started or opened.over or self._lifecycle.closing:
             return
         if opened.deadline is not None:

@@ -101,6 +101,7 @@ class Freeze:
         stop_runs: Callable[[str], Awaitable[int]],
         end_jobs: Callable[[], Awaitable[Ending]],
         thawed: Sequence[Callable[[], None]],
+        first_number: int = 1,
     ) -> None:
         """`stop_runs` stops the agents' runs, for a reason, and returns their number; `end_jobs` ends every command on
         the
@@ -113,7 +114,7 @@ class Freeze:
         self._node_registry = node_registry
         self._gateway_id = gateway_id
         self._note = note
-        self._numbers = itertools.count(1)
+        self._numbers = itertools.count(first_number)
         self._asked: dict[int, tuple[Connection, Asked]] = {}
         self._fates: dict[str, NodeFate] = {}
         self._own: OwnFate | UnsetType = UNSET
@@ -175,6 +176,27 @@ class Freeze:
             for notify in self._thawed:
                 notify()
             return self.state()
+
+    async def follow(self, order: FreezeOrder | None) -> None:
+        """Apply an order, or its end, that another gateway has given to all nodes."""
+        async with self._one_at_a_time:
+            if (order is None) == (self.order is None):
+                return
+            if order is None:
+                await in_own_thread(self._freeze_state.thaw, self._node_registry.clock())
+                self._hold.order = None
+                self._own = UNSET
+                for notify in self._thawed:
+                    notify()
+                return
+            log.warning("%s", order.summary)
+            self._freeze_state.order = order
+            self._hold.order = order
+            calls = self._gate.stop_all(order.summary)
+            keeping = in_own_thread(self._freeze_state.try_freeze, order)
+            self._own, unkept = await asyncio.gather(self._stop_own(order.summary, calls), keeping)
+            if unkept is not None:
+                log.error("%s", unkept)
 
     async def asked_in_a_chat(self, by: str, reason: str) -> str:
         """Freeze everything and return the reply for the chat. Raises Failed."""

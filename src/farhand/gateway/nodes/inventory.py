@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import secrets
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from msgspec import UNSET
@@ -26,6 +28,20 @@ log = logging.getLogger(__name__)
 PROBE_SECONDS = 30.0
 
 Listener = Callable[[Connection], None]
+
+
+class NodeLinks(Protocol):
+    """Where several gateways share the store: which connection of a node is the present one, and who holds it."""
+
+    def store(self, tx: Tx, connection: Connection) -> None:
+        """Store a connection with the transaction that records its node."""
+        ...
+
+    def remove(self, tx: Tx, connection: Connection) -> None: ...
+
+    def joined(self, connection: Connection, hello: NodeHello, stored: asyncio.Future[None]) -> None: ...
+
+    def left(self, connection: Connection, stored: asyncio.Future[None]) -> None: ...
 
 
 class ProbeAnswer(msgspec.Struct, frozen=True):
@@ -53,12 +69,18 @@ class NodeInventory:
         lost: Sequence[Listener],
         left: Sequence[Listener],
         changed: Sequence[Callable[[], None]],
+        joined_elsewhere: Sequence[Listener] = (),
+        links: NodeLinks | None = None,
     ) -> None:
+        """`joined_elsewhere` is called for each connection that another gateway holds; `links` stores those of this one
+        for the others."""
         self._node_registry = node_registry
         self._queries = queries
         self._journal = journal
         self._gateway_id = gateway_id
         self._joined = joined
+        self._joined_elsewhere = joined_elsewhere
+        self._links = links
         self._lost = lost
         self._left = left
         self._changed = changed
@@ -75,15 +97,20 @@ class NodeInventory:
 
     def join(self, card: NodeCard, hello: NodeHello, link: Link, token_id: str | None = None) -> Connection:
         """Connect a node whose hello was accepted; its previous connection is closed."""
-        connection, replaced = self._node_registry.join(card, hello, link, token_id)
+        name = None if self._links is None else secrets.token_hex(12)
+        connection, replaced = self._node_registry.join(card, hello, link, token_id, socket=name)
         node = self._node_registry.nodes[card.node_id]
 
         def joined(store: Tx) -> None:
+            if self._links is not None:
+                self._links.store(store, connection)
             save_node(store, card, node.connected_at, node.last_seen)
             tokens_used(store, self._token_use(connection))
 
         data = {"generation": connection.generation, "version": card.version, "node_type": card.node_type}
-        self._journal.record(joined, "node.online", card.node_id, data)
+        stored = self._journal.record(joined, "node.online", card.node_id, data)
+        if self._links is not None:
+            self._links.joined(connection, hello, stored)
         log.info("node %s joined (generation %d)", card.node_id, connection.generation)
         if replaced is not None:
             replaced.link.close(CLOSE_REPLACED, "a newer connection of this node took over")
@@ -99,12 +126,35 @@ class NodeInventory:
         node = self._node_registry.nodes[connection.node_id]
 
         def left(store: Tx) -> None:
+            if self._links is not None:
+                self._links.remove(store, connection)
             node_seen(store, connection.node_id, node.last_seen)
             tokens_used(store, self._token_use(connection))
 
-        self._journal.record(left, "node.offline", connection.node_id, {"generation": connection.generation})
+        data = {"generation": connection.generation}
+        stored = self._journal.record(left, "node.offline", connection.node_id, data)
+        if self._links is not None:
+            self._links.left(connection, stored)
         log.info("node %s left (generation %d)", connection.node_id, connection.generation)
         _notify(self._left, connection)
+
+    def join_remote(
+        self, card: NodeCard, hello: NodeHello, link: Link, token_id: str | None, socket: str
+    ) -> Connection:
+        """Connect a node that another gateway holds, which has checked its hello and recorded it."""
+        connection, replaced = self._node_registry.join(card, hello, link, token_id, socket=socket, own=False)
+        connection.has_files = False  # its second connection would go to the holder
+        if replaced is not None:
+            replaced.link.close(CLOSE_REPLACED, "a newer connection of this node took over")
+            _notify((*self._left, *self._lost), replaced)
+        _notify(self._joined_elsewhere, connection)
+        return connection
+
+    def leave_remote(self, connection: Connection) -> None:
+        """Handle the end of a connection that another gateway holds, or that can no longer be reached there."""
+        _notify(self._lost, connection)
+        if self._node_registry.leave(connection):
+            _notify(self._left, connection)
 
     def update(self, connection: Connection, update: ToolsUpdate) -> None:
         """Replace the tools of a connected node."""
@@ -151,7 +201,7 @@ class NodeInventory:
     def close(self) -> None:
         """Record every connected node as offline."""
         for node in self._node_registry.nodes.values():
-            if node.connection is not None:
+            if node.connection is not None and node.connection.own:
                 self.leave(node.connection)
 
     def _save(self, card: NodeCard, kind: str, data: dict[str, Any]) -> None:

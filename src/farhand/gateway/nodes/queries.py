@@ -33,10 +33,15 @@ class Disconnected(Failed):
 class Queries:
     """Query connected nodes. Queries are not recorded and can be repeated."""
 
-    def __init__(self, node_registry: NodeRegistry, own: Mapping[str, Query] | None = None) -> None:
-        """Create the client; `own` answers for the gateway's own machine, under a name that no node can have."""
+    def __init__(
+        self, node_registry: NodeRegistry, own: Mapping[str, Query] | None = None, *, first_number: int = 1
+    ) -> None:
+        """Create the client; `own` answers for the gateway's own machine, under a name that no node can have.
+
+        `first_number`: where the numbers of queries begin; gateways that share nodes use different ones.
+        """
         self._node_registry = node_registry
-        self._numbers = itertools.count(1)
+        self._numbers = itertools.count(first_number)
         self._open: dict[int, tuple[Connection, str, asyncio.Future[msgspec.Raw]]] = {}
         self._own = own or {}
 

@@ -118,9 +118,21 @@ class Connection:
     """Represent one socket of one node, from its hello to its end."""
 
     def __init__(
-        self, link: Link, node_id: str, generation: int, extras: NodeExtras | None, token_id: str | None = None
+        self,
+        link: Link,
+        node_id: str,
+        generation: int,
+        extras: NodeExtras | None,
+        token_id: str | None = None,
+        *,
+        socket: str | None = None,
+        own: bool = True,
     ) -> None:
         self.link = link
+        # A name that no other connection has, where several gateways share the store.
+        self.socket = socket
+        # Whether this gateway holds the socket.
+        self.own = own
         self.node_id = node_id
         self.generation = generation
         self.token_id = token_id
@@ -323,9 +335,19 @@ class NodeRegistry:
             )
 
     def join(
-        self, card: NodeCard, hello: NodeHello, link: Link, token_id: str | None = None
+        self,
+        card: NodeCard,
+        hello: NodeHello,
+        link: Link,
+        token_id: str | None = None,
+        *,
+        socket: str | None = None,
+        own: bool = True,
     ) -> tuple[Connection, Connection | None]:
-        """Make `link` the node's connection. Returns it, and the one it replaces, which the caller closes."""
+        """Make `link` the node's connection. Returns it, and the one it replaces, which the caller closes.
+
+        `socket` names the connection where several gateways share the store; one of them has it as its `own`.
+        """
         now = self.clock()
         node = self.nodes.get(card.node_id)
         if node is None:
@@ -336,7 +358,8 @@ class NodeRegistry:
         if replaced is not None:
             replaced.current = False
         extras = None if hello.farhand is UNSET else hello.farhand
-        node.connection = Connection(link, card.node_id, next(self._generations), extras, token_id)
+        generation = next(self._generations)
+        node.connection = Connection(link, card.node_id, generation, extras, token_id, socket=socket, own=own)
         return node.connection, replaced
 
     def leave(self, connection: Connection) -> bool:
@@ -372,6 +395,12 @@ class NodeRegistry:
             return None
         self._offer(node, card)
         return card
+
+    def replace_card(self, connection: Connection, card: NodeCard) -> None:
+        """Replace what a connected node offers, after another gateway has checked it."""
+        node = self.nodes.get(connection.node_id)
+        if node is not None and node.connection is connection:
+            self._offer(node, card)
 
     def _offer(self, node: Node, card: NodeCard) -> None:
         self._withdraw(node)

@@ -439,9 +439,14 @@ class Sessions:
 
     # -- start and stop ---------------------------------------------------------------------------------
 
-    async def start(self) -> int:
-        """Resume the runs that were open when the gateway stopped; return their number."""
-        found = await self._database.read(sessions.open_runs)
+    async def start(self, own: Callable[[Tx], Collection[str]] | None = None) -> int:
+        """Resume the runs that were open when the gateway stopped; return their number.
+
+        `own` returns those that belong to this gateway, where several share the store; others may be taken up later
+        by another call.
+        """
+        found, wanted = await self._database.read(lambda tx: (sessions.open_runs(tx), None if own is None else own(tx)))
+        found = [one for one in found if (wanted is None or one.id in wanted) and one.id not in self._live]
         runs = {record.id: Run(record) for record in found}
         commanded: list[Run] = []
         for run in runs.values():

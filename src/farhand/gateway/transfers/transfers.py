@@ -13,7 +13,7 @@ import logging
 import socket
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -162,10 +162,11 @@ class Transfers:
         frozen: Callable[[], FreezeOrder | None] = lambda: None,
         invalid: Callable[[Iterable[str]], str | None] = lambda _: None,
         check_folder: CheckFolder | None = None,
+        first_number: int = 1,
     ) -> None:
         """`workspace` makes the endpoints named `gsv:`. `frozen` returns the order under which no transfer starts,
         `invalid` why a transfer of some credentials is no longer valid. `check_folder` applies the policy to a transfer
-        whose source turns out to be a folder.
+        whose source turns out to be a folder. `first_number`: where the numbers of streams begin.
         """
         self._check_folder = check_folder
         self._database = database
@@ -176,7 +177,7 @@ class Transfers:
         self._streams: dict[int, Stream] = {}
         # By ticket: the attempt, the end, and the address it must come from.
         self._tickets: dict[str, tuple[Carriage, Role, str]] = {}
-        self._numbers = itertools.count(1)
+        self._numbers = itertools.count(first_number)
         self._slots = asyncio.Semaphore(MAX_ACTIVE)
         self._shares: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(MAX_ACTIVE_OF_ONE))
         self._token_shares: defaultdict[str, asyncio.Semaphore] = defaultdict(
@@ -309,9 +310,12 @@ class Transfers:
         """Cancel every transfer and return their number."""
         return len(await asyncio.gather(*(self.cancel(transfer_id, reason) for transfer_id in list(self._open))))
 
-    async def recover(self) -> None:
-        """Resume the transfers that were open when the gateway last stopped."""
-        for record in await self._database.read(open_transfers):
+    async def recover(self, own: Callable[[Tx], Collection[str]] | None = None) -> None:
+        """Resume the transfers that were open when the gateway last stopped; with `own`, those that it returns."""
+        found, wanted = await self._database.read(lambda tx: (open_transfers(tx), None if own is None else own(tx)))
+        for record in found:
+            if (wanted is not None and record.id not in wanted) or record.id in self._open:
+                continue
             try:
                 if (order := self._frozen()) is not None:
                     raise Cancelled(order.summary)
@@ -363,11 +367,12 @@ class Transfers:
         try:
             answer = await self._queries.ask(connection.node_id, "transfers", None, HELD_SECONDS)
             held = msgspec.json.decode(answer, type=_Held).held
-        except (ToolError, msgspec.MsgspecError) as error:
+            stored = {record.id for record in await self._database.read(open_transfers)} if held else set()
+        except (ToolError, msgspec.MsgspecError, StoreError) as error:
             log.warning("node %s did not report its unfinished transfers: %s", connection.node_id, error)
             return
         for transfer_id in held[:MOST_HELD]:
-            if transfer_id not in self._open and connection.current:
+            if transfer_id not in self._open and transfer_id not in stored and connection.current:
                 connection.link.send(encode(TransferStop(transfer_id)))
 
     def on_message(self, connection: Connection, message: TransferReady | TransferCredit | TransferDone) -> None:

@@ -11,9 +11,9 @@ import msgspec
 
 from farhand.gateway.journal import EventJournal
 from farhand.gateway.upkeep.periodic import PeriodicTask
+from farhand.store.group_commit import GroupCommit
 from farhand.store.ports import StoreError
 from farhand.store.sqlite.snapshots import BACKUPS_FOLDER, Snapshots
-from farhand.store.sqlite.store import SqliteStore
 
 log = logging.getLogger(__name__)
 
@@ -25,11 +25,11 @@ class BackupSettings(msgspec.Struct, frozen=True):
 
 
 class Backups(PeriodicTask):
-    """Copies the store periodically."""
+    """Copies a store in the home periodically; that of a database server has backups of its own."""
 
     def __init__(
         self,
-        database: SqliteStore,
+        database: GroupCommit,
         journal: EventJournal,
         home: Path,
         settings: BackupSettings,
@@ -48,7 +48,7 @@ class Backups(PeriodicTask):
 
     def first_delay(self) -> float | None:
         every = self._settings.every_seconds
-        if every <= 0:
+        if every <= 0 or not self._database.files:
             return None
         since = every if self.taken_at is None else (self._clock() - self.taken_at) / 1000
         return min(max(every - since, 0.0), every)
@@ -63,7 +63,7 @@ class Backups(PeriodicTask):
         if commits == self._copied_at:
             return
         try:
-            taken = await asyncio.to_thread(self._snapshots.take, self._database.path)
+            taken = await asyncio.to_thread(self._snapshots.take, self._database.files["store"])
         except StoreError as error:
             # Older copies stay: if the store itself is damaged, they are what is left.
             log.error("failed to copy the store: %s", error)

@@ -42,7 +42,32 @@ CREATE FUNCTION instr(BYTEA, BYTEA) RETURNS BIGINT LANGUAGE SQL IMMUTABLE STRICT
     AS 'SELECT cast(position($2 IN $1) AS BIGINT)';
 """
 
-FLEET: Final[tuple[str, ...]] = (HEAD,)
+# Every connection names its gateway, so that new rows carry their owner without a change to any statement.
+_OWNER: Final = """TEXT COLLATE "C" DEFAULT nullif(current_setting('farhand.replica', true), '')"""
+REPLICAS: Final = f"""
+CREATE TABLE replicas (
+    id         TEXT COLLATE "C" PRIMARY KEY,
+    epoch      BIGINT NOT NULL,
+    beat       TIMESTAMPTZ NOT NULL,
+    started_at TIMESTAMPTZ NOT NULL,
+    version    TEXT NOT NULL,
+    settings   TEXT NOT NULL
+);
+CREATE TABLE links (
+    node    TEXT COLLATE "C" PRIMARY KEY,
+    gen     BIGINT NOT NULL,
+    socket  TEXT COLLATE "C" NOT NULL,
+    replica TEXT COLLATE "C"
+);
+ALTER TABLE calls ADD COLUMN replica {_OWNER};
+ALTER TABLE runs ADD COLUMN replica {_OWNER};
+ALTER TABLE transfers ADD COLUMN replica {_OWNER};
+CREATE INDEX calls_of_replica ON calls (replica) WHERE ended_at IS NULL;
+CREATE INDEX runs_of_replica ON runs (replica) WHERE ended_at IS NULL;
+CREATE INDEX transfers_of_replica ON transfers (replica) WHERE ended_at IS NULL;
+"""
+
+FLEET: Final[tuple[str, ...]] = (HEAD, REPLICAS)
 
 
 def translated_step(step: str) -> str:

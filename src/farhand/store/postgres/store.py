@@ -21,6 +21,7 @@ from farhand.store.journal.seal import KEY_FILE, SealedJournal
 from farhand.store.ports import EngineError, Operation, Seals, StoreError
 from farhand.store.postgres.migrations import PARTS
 from farhand.store.postgres.transaction import Connection, PostgresTx, adapt, first_line, translated
+from farhand.store.tables.fleet import join_fleet
 
 log = logging.getLogger(__name__)
 
@@ -96,6 +97,10 @@ class PostgresStore(GroupCommit):
         # Identifies this store in `commit_marks`, and the number of its transactions.
         self._name = secrets.token_hex(8)
         self._mark = 0
+        # This gateway's id and epoch among those that share the store; without them, nothing is fenced.
+        self._member: tuple[str, int] | None = None
+        # Another gateway has taken over: nothing can be written until the gateway starts anew.
+        self.superseded = False
         # The results of a group that is being committed.
         self._committing: list[Result] | None = None
         # A group of which it is not known whether it was committed: the results if it was, and if it was not.
@@ -168,12 +173,20 @@ class PostgresStore(GroupCommit):
     def _begin(self, durable: bool) -> None:
         """Begin a transaction and take the head of the journal."""
         sync = "" if durable else "SET LOCAL synchronous_commit = off; "
-        cursor = self._connection.execute(f"BEGIN; {sync}{_LOCK}")
-        while cursor.nextset():
-            pass
-        row = cursor.fetchone()
-        assert row is not None, "the journal has a head"
-        self._journal.continue_after(int(row[0]), bytes(row[1]))
+        # In a statement of its own: it must see what was committed while the lock was awaited.
+        epoch = "" if self._member is None else f"; SELECT epoch FROM replicas WHERE id = '{self._member[0]}'"  # noqa: S608
+        cursor = self._connection.execute(f"BEGIN; {sync}{_LOCK}{epoch}")
+        rows = []
+        while True:
+            if cursor.description is not None:
+                rows.append(cursor.fetchone())
+            if not cursor.nextset():
+                break
+        assert rows[0] is not None, "the journal has a head"
+        self._journal.continue_after(int(rows[0][0]), bytes(rows[0][1]))
+        if self._member is not None and (rows[1] is None or rows[1][0] != self._member[1]):
+            self.superseded = True
+            raise EngineError("this gateway was silent for too long, and others took over its work; it starts anew")
 
     def _attempt(self, group: list[Write], durable: bool, *, isolated: bool) -> list[Result]:
         """Run the operations. Most groups have no failing one, so savepoints are only made in a second attempt."""
@@ -227,9 +240,21 @@ class PostgresStore(GroupCommit):
             log.debug("%s", error)
             return False
         self._tx = PostgresTx(self._connection, self._journal)
+        if self._member is not None:
+            self._name_connection(self._member[0])
         self.broken = None
         log.info("the database of the store is available again")
         return True
+
+    def join(self, replica: str, version: str, settings: str) -> int:
+        """Become one of several gateways on this store, before the first write; return its epoch."""
+        self._name_connection(replica)
+        epoch = self.query(lambda tx: join_fleet(tx, replica, version, settings))
+        self._member = replica, epoch
+        return epoch
+
+    def _name_connection(self, replica: str) -> None:
+        psycopg.RawCursor(self._connection).execute("SELECT set_config('farhand.replica', $1, false)", [replica])
 
     def _settled_doubt(self) -> list[Result]:
         """Find out whether the group was committed during whose commit the connection was lost."""

@@ -164,6 +164,10 @@ class SqliteStore(GroupCommit):
     # -- writing ----------------------------------------------------------------------------------------
 
     @property
+    def files(self) -> dict[str, Path]:
+        return {"store": self.path, "log": self.path.with_name(f"{self.path.name}-wal")}
+
+    @property
     def _pause(self) -> float | None:
         return SYNC_SECONDS if self._unsynced else None
 

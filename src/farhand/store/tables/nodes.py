@@ -15,6 +15,7 @@ SAVE: Final = """
     SET info = excluded.info, connected_at = excluded.connected_at, last_seen = excluded.last_seen"""
 SEEN: Final = "UPDATE nodes SET last_seen = ? WHERE node_id = ?"
 ALL: Final = "SELECT info, connected_at, last_seen FROM nodes ORDER BY node_id"
+ONE: Final = "SELECT info FROM nodes WHERE node_id = ?"
 FORGET: Final = "DELETE FROM nodes WHERE node_id = ?"
 
 
@@ -48,6 +49,11 @@ def node_seen(tx: Tx, node_id: str, last_seen: int) -> None:
 def forget_node(tx: Tx, node_id: str) -> None:
     tx.execute(FORGET, (node_id,))
     tx.execute("DELETE FROM end_orders WHERE node_id = ?", (node_id,))
+
+
+def find_node(tx: Tx, node_id: str) -> NodeCard | None:
+    rows = tx.execute(ONE, (node_id,)).fetchall()
+    return msgspec.json.decode(rows[0][0], type=NodeCard) if rows else None
 
 
 def all_nodes(tx: Tx) -> list[tuple[NodeCard, int, int]]:

@@ -14,6 +14,7 @@ from farhand.store.journal.events import append_event
 from farhand.store.ports import Tx
 from farhand.store.tables import calls
 from farhand.store.tables.calls import CallRecord, CallState
+from farhand.store.tables.fleet import check_link
 
 Why = Literal["approval", "node"]
 
@@ -90,8 +91,13 @@ def begin_waiting(tx: Tx, record: CallRecord, row: WaitingRow) -> None:
     _insert(tx, row)
 
 
-def start_waiting(tx: Tx, record: CallRecord, now: int) -> bool:
-    """Mark a waiting call as running, so that it may be sent; return False if it no longer waits."""
+def start_waiting(tx: Tx, record: CallRecord, now: int, socket: str | None = None) -> bool:
+    """Mark a waiting call as running, so that it may be sent; return False if it no longer waits.
+
+    `socket`: the connection it goes to, where several gateways share the store. Raises LinkMoved.
+    """
+    if socket is not None and record.node_id is not None:
+        check_link(tx, record.node_id, socket)
     if not calls.start(tx, record, now):
         return False
     tx.execute(REMOVE, (record.id,))

@@ -1,0 +1,154 @@
+"""Assembly of what gateways share that serve together: the store on PostgreSQL, the bus, and the secrets of a home."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import os
+import re
+import secrets
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from blake3 import blake3
+
+from farhand import __version__
+from farhand.config import Config, ConfigError, StoreSection
+from farhand.gateway.access.tokens import OWNER_FILE, owner_token
+from farhand.machine.files.private_files import write_private
+from farhand.store.group_commit import GroupCommit
+from farhand.store.journal.seal import KEY_FILE, load_key
+from farhand.store.ports import StoreError, Tx
+from farhand.store.tables.fleet import leave_fleet, own_unowned, owned
+from farhand.store.tables.tokens import get_meta, set_meta, token_hash
+
+SCHEMES: Final = ("postgresql", "postgres")
+LEAST_SECRET: Final = 32
+REPLICA_FILE: Final = "replica"
+OWNER_HASH: Final = "owner_hash"
+EXTRA: Final = "pip install 'farhand[fleet]'"
+
+
+def check_fleet_settings(config: Config) -> None:
+    """Raise ConfigError when the settings for several gateways are incomplete."""
+    store, bus = config.store, config.bus
+    if not store.url:
+        if bus.url:
+            raise ConfigError('[bus] url connects gateways that share a store: set [store] url = "postgresql://…" too')
+        return
+    if store.url.partition("://")[0] not in SCHEMES or "://" not in store.url:
+        raise ConfigError("[store] url must begin with postgresql://; without it, the store is a file in the home")
+    missing = [name for name in ("psycopg", "nats", "obstore") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"[store] url needs the extra `fleet` ({', '.join(missing)} not found): {EXTRA}")
+    if not bus.url:
+        raise ConfigError(
+            "[store] url needs [bus] url too, such as nats://127.0.0.1:4222: gateways reach each other there"
+        )
+    if not bus.url.startswith(("nats://", "tls://")):
+        raise ConfigError("[bus] url must begin with nats:// or tls://")
+    if not config.objects.url.startswith("s3://"):
+        raise ConfigError(
+            "[store] url needs [objects] url too, such as s3://bucket/farhand: gateways share files there"
+        )
+    if store.secret and len(store.secret) < LEAST_SECRET:
+        raise ConfigError(f"[store] secret has {len(store.secret)} characters; at least {LEAST_SECRET} are needed")
+
+
+@dataclass(frozen=True)
+class Member:
+    """This gateway among those that share the store."""
+
+    # Stays the same for a home.
+    id: str
+    epoch: int
+    bus: Any
+    # Whether others have taken over the work of this gateway.
+    superseded: Callable[[], bool]
+    # Where its numbers of queries and freezes, and of streams, begin: nodes answer several gateways.
+    first_number: int
+    first_stream: int
+
+    def owned(self, table: str) -> Callable[[Tx], set[str]]:
+        """Return the query for the ids of open work in a table that belong to this gateway."""
+        return lambda tx: owned(tx, table, self.id)
+
+
+async def join(home: Path, config: Config, database: GroupCommit, stack: contextlib.AsyncExitStack) -> Member:
+    """Connect to the bus and become one of the gateways on this store. Raises FarhandError."""
+    bus = await importlib.import_module("farhand.store.bus.nats").NatsBus.open(config.bus.url)
+    stack.push_async_callback(bus.close)
+    name = replica_id(home)
+    store: Any = database
+    epoch = store.join(name, __version__, settings_digest(config))
+    database.query(lambda tx: own_unowned(tx, name))
+
+    async def leave() -> None:
+        with contextlib.suppress(StoreError):
+            await database.write(lambda tx: leave_fleet(tx, name))
+
+    stack.push_async_callback(leave)
+    high = secrets.randbits(20) + 1
+    return Member(name, epoch, bus, lambda: bool(store.superseded), high << 32, (high % 4096) << 20)
+
+
+def replica_id(home: Path) -> str:
+    """Return the id of the gateway of a home, created on its first start: the machine's name and some digits."""
+    path = home / REPLICA_FILE
+    try:
+        return path.read_text().strip()
+    except FileNotFoundError:
+        host = re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname())[:40] or "gateway"
+        write_private(path, f"{host}-{secrets.token_hex(3)}\n".encode())
+        return path.read_text().strip()
+
+
+def settings_digest(config: Config) -> str:
+    """Return a digest of the settings that gateways of a fleet should have alike."""
+    shared = msgspec.to_builtins(config)
+    for name in ("gateway", "log", "console", "node", "sandbox"):
+        shared.pop(name, None)
+    return blake3(msgspec.json.encode(shared, order="deterministic")).hexdigest()[:16]
+
+
+def open_shared_store(home: Path, section: StoreSection) -> GroupCommit:
+    """Open the store on PostgreSQL. Raises StoreError, also if the gateways that use it have other secrets."""
+    if section.secret:
+        _derive_secrets(home, section.secret)
+    postgres = importlib.import_module("farhand.store.postgres.store")
+    database: GroupCommit = postgres.PostgresStore.open(section.url, load_key(home, make=True))
+    own = token_hash(owner_token(home)).hex()
+
+    def check_owner(tx: Tx) -> str:
+        known = get_meta(tx, OWNER_HASH)
+        if known is None:
+            set_meta(tx, OWNER_HASH, own)
+        return known or own
+
+    if database.query(check_owner) != own:
+        database.shut()
+        raise StoreError(
+            f"the owner's token in {home / OWNER_FILE} is not that of the gateways on this store: copy the files "
+            f"{OWNER_FILE} and {KEY_FILE} from the home of one of them, or set [store] secret for all"
+        )
+    return database
+
+
+def _derive_secrets(home: Path, secret: str) -> None:
+    """Create the owner's token and the journal's key of a home, where they are missing."""
+    key = blake3(secret.encode(), derive_key_context="farhand journal key").digest()
+    token = blake3(secret.encode(), derive_key_context="farhand owner token").hexdigest()
+    for name, content in ((KEY_FILE, key), (OWNER_FILE, f"fho_{token}\n".encode())):
+        try:
+            descriptor = os.open(home / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            continue
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())

@@ -1,0 +1,465 @@
+"""Connections of nodes to other gateways of the fleet.
+
+The gateway that holds a node's socket is its holder. Every other gateway has a connection to that node too, whose
+frames travel over the bus: what it sends goes to the holder, which writes it to the socket; what the node answers goes
+to the gateway that asked. So every part of a gateway uses a node in the same way, wherever its socket is.
+
+The table `links` says which socket is the node's present one. A call is only recorded while that is the socket it goes
+to. A gateway that missed something, because it or the bus was away, has the node connect again: the node then lists
+what it knows of open calls, as after any lost connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import Any, Final, Literal
+
+import msgspec
+
+from farhand.gateway.calls.gate import Gate
+from farhand.gateway.nodes.registry import Connection, Link, NodeRegistry
+from farhand.protocol.errors import FarhandError, ProtocolError
+from farhand.protocol.frames import read_header
+from farhand.protocol.messages import (
+    FreezeReport,
+    Message,
+    NodeAnswer,
+    NodeFreeze,
+    NodeHello,
+    NodeQuery,
+    NodeThaw,
+    ToolCancel,
+    ToolProgress,
+    ToolRequest,
+    ToolResponse,
+    TransferCredit,
+    TransferDone,
+    TransferOpen,
+    TransferReady,
+    decode,
+    encode,
+)
+from farhand.protocol.version import CLOSE_RESTART
+from farhand.store.ports import Bus, NoResponder, ReplyUnknown, Store, StoreError, Subscription, Tx
+from farhand.store.tables.fleet import NodeLink, link, links, owner_of, unlink
+from farhand.store.tables.nodes import NodeCard, find_node
+
+log = logging.getLogger(__name__)
+
+LINKS: Final = "fh.links"
+ASK_SECONDS: Final = 5.0
+POLL_SECONDS: Final = 1.0
+# The bus takes at most a megabyte at once.
+PART_BYTES: Final = 512 * 1024
+# A hello that is older does not tell what the node knows now.
+FRESH_SECONDS: Final = 10.0
+MOST_ROUTES: Final = 65_536
+MOST_EARLY: Final = 1024
+
+Kind = Literal["text", "frame", "close"]
+Join = Callable[[NodeCard, NodeHello, Link, str | None, str], Connection]
+
+
+class Packet(msgspec.Struct, array_like=True, frozen=True):
+    """A frame to or from a node, or a part of one, on its way between two gateways."""
+
+    # The gateway that is not the holder.
+    front: str
+    node: str
+    socket: str
+    kind: Kind
+    data: bytes
+    # Another part follows.
+    more: bool = False
+
+
+class HelloAnswer(msgspec.Struct, frozen=True):
+    """What a holder tells about one of its connections; without a hello, it does not have that connection."""
+
+    hello: bytes = b""
+    token_id: str | None = None
+    # How long ago the node said hello, in seconds.
+    age: float = 0.0
+
+
+class Wish(msgspec.Struct, frozen=True):
+    """A question to the holder of a connection: its hello, or that the node connects again."""
+
+    what: Literal["hello", "again"]
+    node: str
+    socket: str
+
+
+_packed = msgspec.msgpack.Encoder().encode
+_packet = msgspec.msgpack.Decoder(Packet).decode
+_wish = msgspec.msgpack.Decoder(Wish).decode
+_hello = msgspec.msgpack.Decoder(HelloAnswer).decode
+
+
+class RemoteLink:
+    """The connection of a node that another gateway holds: a `Link` whose frames travel over the bus."""
+
+    def __init__(self, bus: Bus, front: str, link: NodeLink) -> None:
+        self.address = f"{link.replica} (gateway)"
+        self.holder = link.replica
+        self._bus = bus
+        self._front = front
+        self._link = link
+        self._closed = False
+
+    def send(self, frame: bytes) -> None:
+        self._publish("text", frame)
+
+    def send_frame(self, frame: bytes | memoryview) -> None:
+        self._publish("frame", bytes(frame))
+
+    def close(self, code: int, reason: str) -> None:
+        self._publish("close", code.to_bytes(2) + reason.encode())
+
+    @property
+    def congested(self) -> bool:
+        return False
+
+    def leave(self) -> None:
+        """Send nothing any more."""
+        self._closed = True
+
+    def _publish(self, kind: Kind, data: bytes) -> None:
+        if not self._closed:
+            send(self._bus, f"fh.link.{self.holder}", self._front, self._link.node, self._link.socket, kind, data)
+
+
+def send(bus: Bus, subject: str, front: str, node: str, socket: str, kind: Kind, data: bytes) -> None:
+    """Publish a frame in as many parts as it needs."""
+    for start in range(0, max(1, len(data)), PART_BYTES):
+        part, more = data[start : start + PART_BYTES], start + PART_BYTES < len(data)
+        bus.publish(subject, _packed(Packet(front, node, socket, kind, part, more)))
+
+
+class _Joiner:
+    """Puts the parts of packets together again."""
+
+    def __init__(self) -> None:
+        self._parts: dict[Hashable, bytearray] = {}
+
+    def whole(self, packet: Packet) -> bytes | None:
+        """Return the data once all its parts are here."""
+        key = packet.front, packet.socket, packet.kind
+        if not packet.more and key not in self._parts:
+            return packet.data
+        self._parts.setdefault(key, bytearray()).extend(packet.data)
+        return None if packet.more else bytes(self._parts.pop(key))
+
+
+class FleetLinks:
+    """Both ends of the connections between gateways. Its owner calls `start` and `close`."""
+
+    def __init__(
+        self,
+        replica: str,
+        bus: Bus,
+        database: Store,
+        node_registry: NodeRegistry,
+        gate: Gate,
+        *,
+        join: Join,
+        leave: Callable[[Connection], None],
+        handle: Callable[[Connection, bytes], None],
+        on_frame: Callable[[Connection, memoryview], None],
+        connected: Callable[[], bool],
+    ) -> None:
+        """`join` and `leave` tell the other parts of a connection that another gateway holds, and of its end.
+
+        `handle` and `on_frame` process what a node sent to this gateway; `connected` tells whether the bus works.
+        """
+        self._replica = replica
+        self._bus = bus
+        self._database = database
+        self._node_registry = node_registry
+        self._join = join
+        self._leave = leave
+        self._gate = gate
+        self._handle = handle
+        self._on_frame = on_frame
+        self._connected = connected
+        # Of connections that this gateway holds: the hello, and when it came.
+        self._hellos: dict[str, tuple[NodeHello, float]] = {}
+        # Which gateway gets the answer, by what the answer names.
+        self._routes: OrderedDict[Hashable, str] = OrderedDict()
+        self._joiner = _Joiner()
+        # Frames that arrived before their connection was made here.
+        self._early: dict[str, list[tuple[Kind, bytes]]] = {}
+        self._subscriptions: list[Subscription] = []
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._hint = asyncio.Event()
+        self._syncing = asyncio.Lock()
+
+    def start(self) -> None:
+        serve = self._bus.serve
+        self._subscriptions = [
+            serve(f"fh.link.{self._replica}", self._from_front),
+            serve(f"fh.front.{self._replica}", self._from_holder),
+            serve(f"fh.replica.{self._replica}", self._asked),
+            serve(LINKS, self._hinted),
+        ]
+        self._begin(self._follow())
+
+    def close(self) -> None:
+        for subscription in self._subscriptions:
+            subscription.close()
+        for task in list(self._tasks):
+            task.cancel()
+
+    def _begin(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # -- as a holder ------------------------------------------------------------------------------------
+
+    def store(self, tx: Tx, connection: Connection) -> None:
+        link(tx, connection.node_id, connection.socket or "", self._replica)
+
+    def remove(self, tx: Tx, connection: Connection) -> None:
+        unlink(tx, connection.node_id, connection.socket or "")
+
+    def joined(self, connection: Connection, hello: NodeHello, stored: asyncio.Future[None]) -> None:
+        """Take note of a connection that this gateway holds, and tell the others once it is stored."""
+        assert connection.socket is not None
+        self._hellos[connection.socket] = hello, time.monotonic()
+        stored.add_done_callback(partial(self._stored, connection))
+
+    def left(self, connection: Connection, stored: asyncio.Future[None]) -> None:
+        self._hellos.pop(connection.socket or "", None)
+        stored.add_done_callback(self._tell)
+
+    def _stored(self, connection: Connection, stored: asyncio.Future[None]) -> None:
+        """Have a node connect again whose connection could not be stored: no call could go to it."""
+        if not stored.cancelled() and stored.exception() is not None and connection.current:
+            connection.link.close(CLOSE_RESTART, "the store is not available; connect again")
+        self._tell(stored)
+
+    def _tell(self, stored: asyncio.Future[None]) -> None:
+        if not stored.cancelled() and stored.exception() is None:
+            self._bus.publish(LINKS, b"")
+
+    def pass_on(self, connection: Connection, text: bytes, message: Message) -> bool:
+        """Send a node's message to the gateway it is for; return False if that is this one."""
+        key = _answered(message)
+        if key is None:
+            return False
+        front = self._routes.get(key)
+        if front is None and isinstance(message, ToolResponse) and not self._gate.is_known(message.request_id):
+            self._begin(self._find_owner(connection, text, message))
+            return True
+        if front is None or front == self._replica:
+            return False
+        self._to_front(front, connection, "text", text)
+        return True
+
+    async def _find_owner(self, connection: Connection, text: bytes, message: ToolResponse) -> None:
+        """Deliver the answer to a call that another gateway may own: one that took over, or from before a move."""
+        try:
+            owner = await self._database.read(partial(owner_of, call_id=message.request_id))
+        except StoreError as error:  # the node repeats it when it connects again
+            log.warning("failed to look up call %s: %s", message.request_id, error)
+            return
+        if owner is None or owner == self._replica:
+            self._handle(connection, text)
+        else:
+            self._to_front(owner, connection, "text", text)
+
+    def pass_frame(self, connection: Connection, frame: memoryview) -> bool:
+        """Send a node's binary frame to the gateway it is for; return False if that is this one."""
+        try:
+            _, stream, _ = read_header(frame)
+        except ProtocolError:
+            return False
+        front = self._routes.get(("stream", stream))
+        if front is None or front == self._replica:
+            return False
+        self._to_front(front, connection, "frame", bytes(frame))
+        return True
+
+    def _to_front(self, front: str, connection: Connection, kind: Kind, data: bytes) -> None:
+        send(self._bus, f"fh.front.{front}", front, connection.node_id, connection.socket or "", kind, data)
+
+    def _held(self, node: str, socket: str) -> Connection | None:
+        found = self._node_registry.nodes.get(node)
+        connection = found.connection if found else None
+        return connection if connection is not None and connection.socket == socket and connection.own else None
+
+    async def _from_front(self, body: bytes) -> bytes:
+        packet = _packet(body)
+        data = self._joiner.whole(packet)
+        connection = self._held(packet.node, packet.socket)
+        if data is None:
+            return b""
+        if connection is None:  # the asker finds out from the table, and from the next hello
+            return b""
+        if packet.kind == "close":
+            connection.link.close(int.from_bytes(data[:2]), data[2:].decode())
+        elif packet.kind == "frame":
+            connection.link.send_frame(data)
+        else:
+            self._note_route(packet.front, data)
+            connection.link.send(data)
+        return b""
+
+    def _note_route(self, front: str, frame: bytes) -> None:
+        key = _asked_for(decode(frame))
+        if key is not None:
+            self._routes[key] = front
+            self._routes.move_to_end(key)
+            while len(self._routes) > MOST_ROUTES:
+                self._routes.popitem(last=False)
+
+    async def _asked(self, body: bytes) -> bytes:
+        wish = _wish(body)
+        connection = self._held(wish.node, wish.socket)
+        found = self._hellos.get(wish.socket)
+        if connection is None or found is None:
+            return _packed(HelloAnswer())
+        if wish.what == "again":
+            connection.link.close(CLOSE_RESTART, "connect again: another gateway has to know what is open")
+        hello, at = found
+        return _packed(HelloAnswer(encode(hello), connection.token_id, time.monotonic() - at))
+
+    # -- as another gateway -----------------------------------------------------------------------------
+
+    async def _from_holder(self, body: bytes) -> bytes:
+        packet = _packet(body)
+        data = self._joiner.whole(packet)
+        if data is not None:
+            node = self._node_registry.nodes.get(packet.node)
+            connection = node.connection if node else None
+            if connection is not None and connection.socket == packet.socket:
+                self._received(connection, packet.kind, data)
+            else:
+                early = self._early.setdefault(packet.socket, [])
+                if len(early) < MOST_EARLY:
+                    early.append((packet.kind, data))
+                self._hint.set()
+        return b""
+
+    def _received(self, connection: Connection, kind: Kind, data: bytes) -> None:
+        if kind == "frame":
+            self._on_frame(connection, memoryview(data))
+        else:
+            self._handle(connection, data)
+
+    async def _hinted(self, _: bytes) -> bytes:
+        self._hint.set()
+        return b""
+
+    async def _follow(self) -> None:
+        while True:
+            try:
+                await self.sync()
+            except FarhandError as error:
+                log.debug("failed to look for connections of other gateways: %s", error)
+            except Exception:
+                log.exception("failed to look for connections of other gateways")
+            try:
+                async with asyncio.timeout(POLL_SECONDS):
+                    await self._hint.wait()
+            except TimeoutError:
+                self._early.clear()
+            self._hint.clear()
+
+    async def sync(self) -> None:
+        """Make the connections that the table of links says there are. Raises StoreError."""
+        async with self._syncing:
+            if not self._connected():
+                for connection in self._remote():
+                    self._drop(connection)
+                return
+            present = {one.node: one for one in await self._database.read(links)}
+            for connection in self._remote():
+                found = present.get(connection.node_id)
+                if found is None or found.socket != connection.socket:
+                    self._drop(connection)
+            for one in present.values():
+                node = self._node_registry.nodes.get(one.node)
+                known = node is not None and node.connection is not None and node.connection.socket == one.socket
+                if one.replica != self._replica and not known:
+                    await self._connect(one)
+
+    def _remote(self) -> list[Connection]:
+        nodes = self._node_registry.nodes.values()
+        found = [node.connection for node in nodes if node.connection is not None]
+        return [connection for connection in found if not connection.own]
+
+    def _drop(self, connection: Connection) -> None:
+        assert isinstance(connection.link, RemoteLink)
+        connection.link.leave()
+        self._leave(connection)
+
+    async def _connect(self, to: NodeLink) -> None:
+        try:
+            answer = _hello(await self._ask(to, "hello"))
+        except (NoResponder, ReplyUnknown) as error:
+            log.debug("the gateway of node %s does not answer: %s", to.node, error)
+            return
+        if not answer.hello:
+            return
+        if answer.age > FRESH_SECONDS and self._gate.has_open_calls(to.node):
+            with contextlib.suppress(NoResponder, ReplyUnknown):
+                await self._ask(to, "again")
+            return
+        hello = decode(answer.hello)
+        card = await self._database.read(lambda tx: _card(tx, to.node))
+        if not isinstance(hello, NodeHello) or card is None:
+            return
+        link = RemoteLink(self._bus, self._replica, to)
+        connection = self._join(card, hello, link, answer.token_id, to.socket)
+        for kind, data in self._early.pop(to.socket, []):
+            self._received(connection, kind, data)
+
+    async def _ask(self, to: NodeLink, what: Literal["hello", "again"]) -> bytes:
+        wish = _packed(Wish(what, to.node, to.socket))
+        return await self._bus.ask(f"fh.replica.{to.replica}", wish, ASK_SECONDS)
+
+    async def changed(self, node_id: str) -> None:
+        """Read again what a node offers, after its holder stored a change."""
+        node = self._node_registry.nodes.get(node_id)
+        if node is not None and node.connection is not None and not node.connection.own:
+            card = await self._database.read(lambda tx: _card(tx, node_id))
+            if card is not None:
+                self._node_registry.replace_card(node.connection, card)
+
+
+def _card(tx: Tx, node_id: str) -> NodeCard | None:
+    return find_node(tx, node_id)
+
+
+def _asked_for(message: Message) -> Hashable | None:
+    """Return what the answer to a gateway's message will name."""
+    if isinstance(message, ToolRequest | ToolCancel):
+        return "call", message.request_id
+    if isinstance(message, NodeQuery):
+        return "query", message.query_id
+    if isinstance(message, NodeFreeze | NodeThaw):
+        return "freeze", message.number
+    if isinstance(message, TransferOpen):
+        return "stream", message.stream
+    return None
+
+
+def _answered(message: Message) -> Hashable | None:
+    """Return what a node's answer names."""
+    if isinstance(message, ToolResponse | ToolProgress):
+        return "call", message.request_id
+    if isinstance(message, NodeAnswer):
+        return "query", message.query_id
+    if isinstance(message, FreezeReport):
+        return "freeze", message.number
+    if isinstance(message, TransferReady | TransferCredit | TransferDone):
+        return "stream", message.stream
+    return None

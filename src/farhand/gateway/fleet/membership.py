@@ -1,0 +1,148 @@
+"""The life of a gateway in the fleet: it shows that it is alive, and takes over the work of one that is not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Final
+
+from farhand.store.ports import Bus, NoResponder, ReplyUnknown, Store, StoreError, Subscription, Tx
+from farhand.store.tables import calls
+from farhand.store.tables.calls import CallRecord
+from farhand.store.tables.fleet import beat, owner_of, take_over
+
+log = logging.getLogger(__name__)
+
+BEAT_SECONDS: Final = 2.0
+# A gateway that was silent for this time, by the database's clock, is taken for dead.
+DEAD_SECONDS: Final = 10.0
+ASK_SECONDS: Final = 30.0
+POLL_SECONDS: Final = 1.0
+
+
+class Membership:
+    """Use as a context manager; the gateway's epoch was taken before."""
+
+    def __init__(
+        self,
+        replica: str,
+        database: Store,
+        *,
+        clock: Callable[[], int],
+        superseded: Callable[[], bool],
+        taken_over: Callable[[], Awaitable[None]],
+        restart: Callable[[], None],
+    ) -> None:
+        """`superseded` tells whether others have taken over the work of this gateway; `restart` then starts it anew.
+        `taken_over` takes up work that this gateway has taken over."""
+        self._replica = replica
+        self._database = database
+        self._clock = clock
+        self._superseded = superseded
+        self._taken_over = taken_over
+        self._restart = restart
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Membership:
+        self._task = asyncio.get_running_loop().create_task(self._live())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _live(self) -> None:
+        steady_since = time.monotonic()
+        last = steady_since
+        while True:
+            try:
+                # Only a gateway that was alive itself all the time can tell that another one was not.
+                patient = time.monotonic() - steady_since > DEAD_SECONDS
+                lost = await self._database.write(partial(self._beat, patient=patient), durable=False)
+                now = time.monotonic()
+                steady_since = steady_since if now - last < 2 * BEAT_SECONDS else now
+                last = now
+                if lost:
+                    log.warning("took over the work of %s, which was silent for %g s", ", ".join(lost), DEAD_SECONDS)
+                    await self._taken_over()
+            except StoreError as error:
+                if self._superseded():
+                    log.error("%s", error)
+                    self._restart()
+                    return
+            except Exception:
+                log.exception("failed to take over the work of another gateway")
+            await asyncio.sleep(BEAT_SECONDS)
+
+    def _beat(self, tx: Tx, patient: bool) -> list[str]:
+        beat(tx, self._replica)
+        return take_over(tx, self._replica, DEAD_SECONDS, self._clock()) if patient else []
+
+
+class FleetCalls:
+    """Calls that other gateways own. Its owner calls `start` and `close`."""
+
+    def __init__(
+        self,
+        replica: str,
+        bus: Bus,
+        database: Store,
+        *,
+        sync: Callable[[], Awaitable[None]],
+        cancel: Callable[[str, str], Awaitable[CallRecord | None]],
+    ) -> None:
+        """`sync` looks where the nodes are connected; `cancel` cancels a call of this gateway."""
+        self._replica = replica
+        self._bus = bus
+        self._database = database
+        self._sync = sync
+        self._cancel = cancel
+        self._waiters: dict[str, asyncio.Event] = {}
+        self._subscription: Subscription | None = None
+
+    def start(self) -> None:
+        self._subscription = self._bus.serve(f"fh.cancel.{self._replica}", self._asked_to_cancel)
+
+    def close(self) -> None:
+        if self._subscription is not None:
+            self._subscription.close()
+
+    async def moved(self, seconds: float) -> None:
+        await self._sync()
+        await asyncio.sleep(seconds)
+
+    async def cancel(self, call_id: str, reason: str) -> None:
+        owner = await self._database.read(partial(owner_of, call_id=call_id))
+        if owner is not None and owner != self._replica:
+            with contextlib.suppress(NoResponder, ReplyUnknown):
+                await self._bus.ask(f"fh.cancel.{owner}", f"{call_id}\n{reason}".encode(), ASK_SECONDS)
+
+    async def _asked_to_cancel(self, body: bytes) -> bytes:
+        call_id, _, reason = body.decode().partition("\n")
+        await self._cancel(call_id, reason)
+        return b""
+
+    async def end_of(self, call_id: str) -> CallRecord | None:
+        ended = self._waiters.setdefault(call_id, asyncio.Event())
+        try:
+            while True:
+                ended.clear()
+                record = await self._database.read(lambda tx: calls.find(tx, call_id))
+                if record is None or record.ended_at is not None:
+                    return record
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(POLL_SECONDS):
+                        await ended.wait()
+        finally:
+            self._waiters.pop(call_id, None)
+
+    def ended(self, call_id: str) -> None:
+        """Take note of the end of a call of any gateway."""
+        event = self._waiters.get(call_id)
+        if event is not None:
+            event.set()

@@ -1,0 +1,122 @@
+"""Two gateways that share a store: either serves everything, wherever a node is connected."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import http.client
+import time
+from pathlib import Path
+
+from tests.integration.fleet.conftest import Fleet
+from tests.support.harness import GatewayProcess, NodeProcess, wait_until
+
+
+def test_both_show_all_nodes(fleet: Fleet, hands_of_one: NodeProcess) -> None:
+    for gateway in fleet:
+        (node,) = [node for node in gateway.get("/v1/nodes")["nodes"] if node["node_id"] == "hands"]
+        assert node["online"]
+
+
+def test_a_call_reaches_a_node_of_the_other_gateway(fleet: Fleet, hands_of_one: NodeProcess) -> None:
+    one, two = fleet
+    for gateway in (one, two):
+        answer = gateway.invoke("hands__Bash", {"command": "echo from $((40 + 2))"})
+        assert answer["ok"] and "from 42" in str(answer["result"]), answer
+    failed = two.invoke("hands__Read", {"path": "/nowhere"})
+    assert not failed["ok"] and failed["error"]["kind"] == "not_found"
+
+
+def test_a_result_larger_than_a_message_of_the_bus_arrives(
+    fleet: Fleet, hands_of_one: NodeProcess, tmp_path: Path
+) -> None:
+    text = "x" * 100 + "\n"
+    (tmp_path / "large").write_text(text * 30_000)
+    answer = fleet[1].invoke("hands__Bash", {"command": f"cat {tmp_path / 'large'} | head -c 1500000"})
+    assert answer["ok"], answer
+    sent = "y" * 1_500_000
+    written = fleet[1].invoke("hands__Write", {"path": str(tmp_path / "sent"), "content": sent})
+    assert written["ok"], written
+    assert (tmp_path / "sent").read_text() == sent
+
+
+def test_many_calls_at_once(fleet: Fleet, hands_of_one: NodeProcess) -> None:
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(lambda n: fleet[n % 2].invoke("hands__Bash", {"command": f"echo n{n}"}), range(60)))
+    assert all(answer["ok"] and f"n{n}" in str(answer["result"]) for n, answer in enumerate(answers))
+
+
+def test_the_output_of_a_running_command_is_live_and_it_can_be_cancelled(
+    fleet: Fleet, hands_of_one: NodeProcess
+) -> None:
+    one, two = fleet
+    begun = two.invoke("hands__Bash", {"command": "echo begun; sleep 300"}, background=True)
+    call_id = begun["request_id"]
+
+    def output(gateway: object) -> bool:
+        answer = gateway.request("GET", f"/v1/calls/{call_id}/output?wait=false")  # type: ignore[attr-defined]
+        return answer.status == 200 and b"begun" in answer.body
+
+    for gateway in (two, one):
+        wait_until(lambda: output(gateway), 30, "the output")  # noqa: B023
+    cancelled = one.request("DELETE", f"/v1/calls/{call_id}")
+    assert cancelled.status == 200, cancelled
+    assert two.get(f"/v1/calls/{call_id}")["state"] == "cancelled"
+
+
+def test_a_token_revoked_on_one_is_out_on_the_other(fleet: Fleet) -> None:
+    one, two = fleet
+    made = one.request("POST", "/v1/tokens", {"label": "x", "scopes": ["read"]}).json()
+    secret = made["token"] if "token" in made else made["secret"]
+    wait_until(lambda: two.request("GET", "/v1/nodes", token=secret).status == 200, 10, "the token on the other")
+    identity = made.get("id") or made.get("token_id")
+    assert one.request("DELETE", f"/v1/tokens/{identity}").status in (200, 204)
+    began = time.monotonic()
+    wait_until(lambda: two.request("GET", "/v1/nodes", token=secret).status == 401, 10, "the revocation")
+    assert time.monotonic() - began < 20
+
+
+def test_an_idempotency_key_counts_on_both(fleet: Fleet, hands_of_one: NodeProcess, tmp_path: Path) -> None:
+    headers = {"Idempotency-Key": f"key-{tmp_path.name}"}
+    command = {"command": f"echo once >> {tmp_path / 'count'}; echo done"}
+    first = fleet[0].invoke("hands__Bash", command, headers=headers)
+    again = fleet[1].invoke("hands__Bash", command, headers=headers)
+    assert first["request_id"] == again["request_id"] and again["ok"]
+    assert (tmp_path / "count").read_text() == "once\n"
+
+
+def test_a_freeze_holds_on_both(fleet: Fleet, hands_of_one: NodeProcess) -> None:
+    one, two = fleet
+    assert two.request("POST", "/v1/freeze", {"reason": "test"}).status == 200
+    wait_until(lambda: one.get("/v1/health")["frozen"], 10, "the freeze on the other")
+    refused = one.invoke("hands__Bash", {"command": "id"})
+    assert not refused["ok"]
+    assert one.request("POST", "/v1/thaw", {}).status == 200
+    wait_until(lambda: not two.get("/v1/health")["frozen"], 10, "the thaw on the other")
+    assert two.invoke("hands__Bash", {"command": "echo on"})["ok"]
+
+
+def test_events_of_one_are_seen_on_the_other_from_any_position(fleet: Fleet, hands_of_one: NodeProcess) -> None:
+    head = fleet[1].get("/v1/audit/head")["id"]
+    fleet[0].invoke("hands__Bash", {"command": "echo seen"})
+    end = fleet[0].get("/v1/audit/head")["id"]
+    assert end > head
+    seen = [event_ids(gateway, head, end) for gateway in fleet]
+    assert seen[0] == seen[1] == list(range(head + 1, end + 1))
+
+
+def event_ids(gateway: GatewayProcess, last: int, until: int) -> list[int]:
+    """The ids of the events after one, as a stream with `Last-Event-ID` delivers them."""
+    connection = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=60)
+    connection.request(
+        "GET", "/v1/events", headers={"Authorization": f"Bearer {gateway.token}", "Last-Event-ID": str(last)}
+    )
+    response = connection.getresponse()
+    assert response.status == 200
+    found: list[int] = []
+    while not found or found[-1] < until:
+        line = response.readline().decode()
+        assert line, "the stream ended"
+        if line.startswith("id:"):
+            found.append(int(line[3:]))
+    connection.close()
+    return [number for number in found if number <= until]
