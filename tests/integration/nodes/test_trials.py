@@ -246,3 +246,29 @@ def test_exec_can_be_tried(shared_gateway: GatewayProcess) -> None:
     kept = shared_gateway.request("POST", f"/v1/trials/{result['trialId']}/keep", body={})
     assert kept.status == 200, kept
     assert (workspace / "tried.txt").read_text() == "x\n"
+
+
+def test_a_policy_rule_makes_calls_trials(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    rules = """
+[[policy.rules]]
+name = "try first"
+decision = "trial"
+tool = ["Bash", "Write"]
+node = "careful"
+"""
+    (home / "farhand.toml").write_text(rules)
+    with GatewayProcess(home) as gateway, NodeProcess(gateway, tmp_path / "node", "careful") as node:
+        for args in ({"command": "echo x > new.txt"}, {"command": "echo x > new.txt", "trial": False}):
+            done = node.ok("Bash", args)
+            assert [change["kind"] for change in done["changes"]] == ["added"]
+            assert not (node.workspace / "new.txt").exists()
+        message = node.fails("Write", {"path": "new.txt", "content": "x"}, "not_allowed")
+        assert "only as a trial" in message and "try first" in message
+        node.fails("Bash", {"command": "touch new.txt", "background": True}, "invalid_args")
+        assert not (node.workspace / "new.txt").exists()
+        explained = Command(home)("policy", "explain", "careful__Bash", "command=true", "--json").json()
+        assert explained["decision"] == "trial"
+        kept = gateway.request("POST", f"/v1/trials/{done['trialId']}/keep", {})
+        assert kept.status == 200 and (node.workspace / "new.txt").read_text() == "x\n"

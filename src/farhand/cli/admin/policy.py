@@ -154,6 +154,7 @@ def replay(since: float, file: str | None, client: Client) -> None:
         if report["stopped"]:
             show_table(REPLAY_COLUMNS, report["stopped"])
         counts = f"{report['allow']} allowed, {report['ask']} asked about, {report['deny']} denied"
+        counts += f", {report['trial']} as a trial only" if report["trial"] else ""
         remark(f"{report['calls']} calls: {counts}")
 
     body: dict[str, Any] = {"since": round(max(0.0, time.time() - since) * 1000)}

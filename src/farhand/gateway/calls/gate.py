@@ -396,7 +396,7 @@ class Gate:
             self._handles.check(call.args, call.tool, None if target.node is None else target.node.card.node_id)
             timeout_ms = time_limit(call, target)
             if self._policy() is not None or before is not None:
-                call = unambiguous(call)
+                call = self._policy_check.as_trial(unambiguous(call), target, principal, origins)
                 held = self.waiting_calls.calls.values()
                 waiting = self._policy_check.check_new(
                     call, target, principal, origins, before, timeout_ms, held, changed

@@ -39,7 +39,8 @@ from farhand.gateway.nodes.endpoints import longest_id
 from farhand.machine.search.overlap import loose_glob, regex_glob
 from farhand.protocol.names import source_name
 
-Decision = Literal["allow", "ask", "deny"]
+Decision = Literal["allow", "ask", "deny", "trial"]
+DefaultDecision = Literal["allow", "ask", "deny"]
 Patterns = str | list[str]
 
 REGEX: Final = "re:"
@@ -93,7 +94,7 @@ class PolicySettings(msgspec.Struct, forbid_unknown_fields=True):
     """The table `[policy]`; read again whenever the file changes."""
 
     # The decision if no rule matches.
-    default: Decision = "allow"
+    default: DefaultDecision = "allow"
     rules: list[PolicyRule] = []
     # How long a call waits to be approved before it is denied.
     approval_seconds: float = 600.0
@@ -128,6 +129,8 @@ class Policy:
         self._workspace = workspace
         self._agents = agents
         self._rules = [_Rule(rule, number) for number, rule in enumerate(settings.rules, 1)]
+        # Whether a rule lets calls run as trials only.
+        self.tries = any(rule.decision == "trial" for rule in settings.rules)
         self._default = Verdict(settings.default, "default")
 
     @classmethod

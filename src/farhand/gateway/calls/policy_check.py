@@ -12,13 +12,13 @@ from farhand.gateway.access.credentials import Credentials
 from farhand.gateway.access.principal import Principal
 from farhand.gateway.access.standing_approvals import RULE, StandingApprovals
 from farhand.gateway.calls.admission import Denied
-from farhand.gateway.calls.catalog import Target
+from farhand.gateway.calls.catalog import Target, read_arguments
 from farhand.gateway.calls.open_call import OpenCall, Waiting
 from farhand.gateway.calls.policy import Forbidden, Policy, Verdict
 from farhand.gateway.calls.policy_subject import GATEWAY, HTTP, Subject, subject_of
 from farhand.gateway.nodes.registry import NodeRegistry
 from farhand.protocol.calls import ToolCall
-from farhand.protocol.errors import Failed
+from farhand.protocol.errors import Failed, InvalidArgs
 from farhand.store.journal.events import append_event
 from farhand.store.ports import Store, log_failure
 from farhand.tools import undo
@@ -112,6 +112,19 @@ class PolicyCheck:
             reason="" if approval is None else approval.reason,
         )
 
+    def as_trial(self, call: ToolCall, target: Target, principal: Principal, origins: Sequence[str]) -> ToolCall:
+        """Return a call as the policy lets it run: as a trial if a rule allows nothing else. Raises Forbidden."""
+        policy = self._policy()
+        if policy is None or not policy.tries:
+            return call
+        verdict = self._verdict(call, target, principal, origins, may_try=True)
+        if verdict is None or verdict.decision != "trial" or _is_trial(call):
+            return call
+        if target.spec is None or "trial" not in target.spec.parameters.get("properties", {}):
+            raise _only_as_trial(call, verdict, "which this tool cannot be")
+        arguments = {**(read_arguments(call.args) or {}), "trial": True}
+        return msgspec.structs.replace(call, args=msgspec.Raw(msgspec.json.encode(arguments)))
+
     async def check_again(self, call: ToolCall, target: Target, waiting: Waiting) -> Verdict | None:
         """Apply the policy to a call that waited; return the verdict if it needs an approval. Raises Forbidden."""
         changed = await self.changed_files(call, target, waiting.principal)
@@ -168,8 +181,12 @@ class PolicyCheck:
         changed: tuple[str, ...] | None = (),
         *,
         folder: bool = False,
+        may_try: bool = False,
     ) -> Verdict | None:
-        """Return the verdict of the policy, if there is one. Raises Forbidden if it denies the call."""
+        """Return the verdict of the policy, if there is one. Raises Forbidden if it denies the call.
+
+        It denies a call that a rule lets run as a trial only, unless it is one or, with `may_try`, may become one.
+        """
         policy = self._policy()
         if policy is None or origins is GATEWAY:
             return None
@@ -190,7 +207,13 @@ class PolicyCheck:
             self._note("policy.denied", call, principal, origins, verdict)
             why = f": {verdict.reason}" if verdict.reason else ""
             raise Forbidden(f"the policy denies {call.tool!r} ({verdict.rule}){why}; {DID_NOT_RUN}")
-        return verdict if verdict.decision == "allow" else always_allowed(self._standing, subject, call.args) or verdict
+        verdict = (
+            verdict if verdict.decision == "allow" else always_allowed(self._standing, subject, call.args) or verdict
+        )
+        if verdict.decision == "trial" and not may_try and not _is_trial(call):
+            self._note("policy.denied", call, principal, origins, verdict)
+            raise _only_as_trial(call, verdict, "with trial: true")
+        return verdict
 
     def _note(self, kind: str, call: ToolCall, principal: Principal, origins: Sequence[str], verdict: Verdict) -> None:
         """Add a decision to the journal."""
@@ -232,3 +255,16 @@ def _check_room(call: ToolCall, principal: Principal, waiting: Iterable[OpenCall
             f"busy: {len(own)} calls of {asker!r} wait already, {size} bytes with this one; at most "
             f"{MAX_WAITING_PER_CREDENTIAL} calls and {MAX_WAITING_BYTES} bytes may wait. The call did not run"
         )
+
+
+def _is_trial(call: ToolCall) -> bool:
+    try:
+        arguments = read_arguments(call.args)
+    except InvalidArgs:
+        return False
+    return isinstance(arguments, dict) and arguments.get("trial") is True
+
+
+def _only_as_trial(call: ToolCall, verdict: Verdict, how: str) -> Forbidden:
+    why = f": {verdict.reason}" if verdict.reason else ""
+    return Forbidden(f"the policy allows {call.tool!r} only as a trial ({verdict.rule}), {how}{why}; {DID_NOT_RUN}")

@@ -70,6 +70,7 @@ class Replay(msgspec.Struct, frozen=True):
     allow: int
     ask: int
     deny: int
+    trial: int
     # The newest stopped calls, at most 1000.
     stopped: list[StoppedCall]
 
@@ -146,7 +147,7 @@ class PolicyReview:
 
     async def _replay(self, policy: Policy, since: int) -> Replay:
         ids = await self._database.read(lambda store: calls.since(store, since, MOST_REPLAYED))
-        counts = {"allow": 0, "ask": 0, "deny": 0}
+        counts = {"allow": 0, "ask": 0, "deny": 0, "trial": 0}
         stopped: list[StoppedCall] = []
         async for record, origin in self._recorded(ids):
             subject = self._subject(record, origin)
