@@ -11,14 +11,19 @@ import time
 import msgspec
 import pytest
 
+from farhand.agent.tool_search import _searched
 from farhand.api.server.http import json_fault
 from farhand.channels import email as mail_channel
 from farhand.gateway.calls.policy import Policy, PolicyRule, PolicySettings
 from farhand.gateway.calls.policy_subject import Subject
+from farhand.gateway.nodes.cards import NodeCard
+from farhand.gateway.nodes.registry import NodeRegistry
 from farhand.gateway.schedule.heartbeat import nothing_in
 from farhand.gateway.workspace.skill_file import read_head
+from farhand.llm.messages import ToolUse
 from farhand.machine.patch.parse import parse
 from farhand.memory.chunks import chunks
+from farhand.protocol.calls import ToolSpec
 from farhand.protocol.json_limits import check_value_count
 from farhand.protocol.redaction import KnownSecrets, mask_settings, mask_text
 
@@ -118,3 +123,19 @@ def test_json_with_too_many_values_is_refused_and_long_texts_are_not() -> None:
 def test_the_fault_in_a_long_body() -> None:
     body = b'{"a":"' + b"\\n" * (5 * MANY)
     assert json_fault(body, msgspec.DecodeError("Input data was truncated")) == "Input data was truncated"
+
+
+def test_names_of_unknown_nodes() -> None:
+    """S: each of them was compared with every known node, letter by letter."""
+    registry = NodeRegistry([(NodeCard(f"node-{number}", "", "", ""), 0, 0) for number in range(200)])
+    began = time.process_time()
+    assert "there is no node" in registry.unknown("\u0130" * MANY)
+    assert time.process_time() - began < 5
+
+
+def test_words_of_a_tool_search() -> None:
+    specs = [ToolSpec(f"node-{number}__Read") for number in range(200)]
+    began = time.process_time()
+    query = msgspec.json.encode({"query": "no__Read " * (MANY // 8)}).decode()
+    assert _searched(ToolUse("1", "tool_search", query), specs).is_error
+    assert time.process_time() - began < 5

@@ -32,7 +32,7 @@ MOST_FOUND: Final = 8
 MOST_MACHINES: Final = 200
 # Of more machines, a search that names none finds `node_bash` instead of the `Bash` of each.
 MOST_ALIKE: Final = 2
-# How much of a query is searched for machine names, and how many parts of a word can form one name.
+# Characters of a query, each word of which is compared with every machine; parts of a word that can form one name.
 LONGEST_QUERY: Final = 2000
 MOST_PARTS: Final = 8
 ABSENT: Final = (
@@ -197,6 +197,10 @@ def _searched(use: ToolUse, specs: Sequence[ToolSpec]) -> Outcome:
     query, limit = arguments.get("query"), arguments.get("limit", MOST_FOUND)
     if not isinstance(query, str) or not query.strip():
         return Outcome.failed("invalid_args", f"{NAME} parameter query is required")
+    if len(query) > LONGEST_QUERY:
+        return Outcome.failed(
+            "invalid_args", f"{NAME} parameter query has {len(query)} characters; at most {LONGEST_QUERY} are allowed"
+        )
     if not isinstance(limit, int) or isinstance(limit, bool):
         return Outcome.failed("invalid_args", f"parameter 'limit': expected int, got {type(limit).__name__}")
     limit = max(1, min(limit, MOST_FOUND))

@@ -66,6 +66,8 @@ class Tool(msgspec.Struct, frozen=True, dict=True):
     preview: ShowEffects | None = None
     # Files and folders of the agent's workspace that it reads although no argument names them, for the policy.
     reads: tuple[str, ...] = ()
+    # Parameters that are lists of files of the agent's workspace, which rules of the policy compare as `path`.
+    files: tuple[str, ...] = ()
     # The MCP server whose tool this is, and the node that runs the server; empty for the gateway.
     server: str = ""
     node: str = ""
@@ -115,6 +117,7 @@ def tool(
     preview: Callable[..., Any] | None = None,
     reads: tuple[str, ...] = (),
     takes_handles: bool = False,
+    files: tuple[str, ...] = (),
 ) -> Tool:
     """Create a tool from a typed function. Its parameters are the schema, its docstring is the description.
 
@@ -176,6 +179,7 @@ def tool(
         preview=None if preview is None else functools.partial(call, preview),
         reads=reads,
         takes_handles=takes_handles,
+        files=files,
     )
 
 

@@ -135,6 +135,12 @@ def test_a_search_of_the_memory_does_not_show_what_a_rule_protects(gateway: Gate
     assert answered.status == 403 and WORD.encode() not in answered.body, answered
 
 
+def test_no_message_carries_what_a_rule_protects(gateway: GatewayProcess) -> None:
+    for path, stopped in (("private/x", True), ("/private//x", True), ("public/x", False)):
+        sent = invoke(gateway, "gsv__Message", {"text": "x", "channel": "crm", "to": "y", "media": [path]})
+        assert (sent["state"] == "denied") is stopped, sent
+
+
 @pytest.mark.parametrize("agent", ["main", "other"])
 def test_an_undo_in_a_workspace_is_judged_by_the_path_there(gateway: GatewayProcess, agent: str) -> None:
     """The write itself is made before the rule exists, so only the undo meets it."""

@@ -24,7 +24,8 @@ from farhand.gateway.calls.policy_paths import (
     Reached,
     Reading,
     agent_path,
-    at_or_below_path,
+    at_or_below,
+    at_path,
     below_end,
     below_path,
     below_workspace_path,
@@ -345,7 +346,9 @@ def _transfer_ends(subject: Subject) -> dict[str, list[str]]:
 
 def _reaches(subject: Subject, name: str) -> list[Reach]:
     """Return what the call reaches below the folder in an argument."""
-    found = [at_or_below_path(read, subject.workspace) for read in subject.reads] if name == "path" else []
+    found = [at_or_below(read, subject.workspace) for read in subject.reads] if name == "path" else []
+    if name == "path":
+        found += [at_path(file) for file in subject.files]
     if not subject.recursive and RECURSIVE.isdisjoint(subject.names):
         return found
     ends = _transfer_ends(subject)

@@ -231,10 +231,15 @@ def below_path(
     )
 
 
-def at_or_below_path(text: str, workspace: str | None) -> Reach:
-    """Return a file or folder on the gateway's machine, and everything below it."""
-    readings = machine_path(text, workspace, local=True)
-    inner = below_path(text, workspace, local=True) if workspace else Reach((f"{literal_glob(text)}/*",))
+def at_path(text: str) -> Reach:
+    """Return a file of the agent's workspace."""
+    return Reach.of(literal_glob(path) for reading in workspace_path(text, stops=True) for path in reading)
+
+
+def at_or_below(text: str, workspace: str | None) -> Reach:
+    """Return a file or folder of the agent's workspace, and everything below it. `workspace`: its folder, if known."""
+    readings = [*workspace_path(text, stops=True), *(machine_path(text, workspace, local=True) if workspace else ())]
+    inner = below_path(text, workspace, local=True) if workspace else below_workspace_path(text)
     return Reach.of([*(literal_glob(path) for reading in readings for path in reading), *inner.globs])
 
 

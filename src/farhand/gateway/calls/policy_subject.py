@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -69,6 +69,8 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     recursive: bool = False
     # Files and folders of the workspace that the call reads although no argument names them.
     reads: tuple[str, ...] = ()
+    # Files of the workspace that the call names in other arguments than its paths.
+    files: tuple[str, ...] = ()
     session_key: str | None = None
     # Whether the paths are too long to resolve, and what was found out about them: set while a policy is applied.
     paths_long: bool = False
@@ -118,6 +120,7 @@ def subject_of(
         or (target.own is None and target.capability in RECURSIVE_CAPABILITIES)
         or (target.tool == TRANSFER and _names_folder(arguments)),
         reads=() if target.own is None else target.own.reads,
+        files=() if target.own is None else tuple(_files(arguments, target.own.files)),
         aliases={} if target.own is None else target.own.aliases,
         workspace=None if node is None else _workspace_of(node),
         left_out=frozenset(name for name in PATHS if name in schema and arguments.get(name) in (None, ""))
@@ -149,6 +152,12 @@ def _named_nodes(tool: str, arguments: Mapping[str, Any], nodes: Mapping[str, No
         asked = arguments.get("nodeId")
         return [node for name, node in nodes.items() if name == asked or (not asked and node.online)]
     return []
+
+
+def _files(arguments: Mapping[str, Any], parameters: Iterable[str]) -> Iterator[str]:
+    for name in parameters:
+        given = arguments.get(name)
+        yield from (one for one in (given if isinstance(given, list) else [given]) if isinstance(one, str))
 
 
 def _names_folder(arguments: Mapping[str, Any]) -> bool:

@@ -36,7 +36,14 @@ class MessageTools:
 
     def tools(self) -> list[Tool]:
         return [
-            tool(self.send, name="gsv__Message", unlisted=("media",), continues=True, preview=self.preview_send),
+            tool(
+                self.send,
+                name="gsv__Message",
+                unlisted=("media",),
+                continues=True,
+                preview=self.preview_send,
+                files=("media",),
+            ),
             tool(
                 self.message,
                 aliases={"target": "to", "text": "content"},

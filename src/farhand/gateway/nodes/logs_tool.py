@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from typing import Annotated, Any, Final
 
@@ -19,6 +20,8 @@ from farhand.tools.tool import Tool, tool
 
 DEFAULT_LINES: Final = 100
 MOST_LINES: Final = 5000
+# Characters of a line; a Farhand node writes shorter ones.
+LONGEST_LINE: Final = 16_384
 ANSWER_SECONDS: Final = 20.0
 
 NodeId = Annotated[
@@ -66,7 +69,10 @@ class NodeLogs:
             page = msgspec.json.decode(answer, type=LogPage)
         except msgspec.MsgspecError as error:
             raise Failed(f"node {chosen!r} gave an answer that cannot be read: {error}") from None
-        shown = [mask_text(line) for line in page.lines[-lines:]]
+        shown = []
+        for line in page.lines[-lines:]:
+            shown.append(mask_text(line[:LONGEST_LINE]))
+            await asyncio.sleep(0)  # masking takes half a second for a megabyte
         truncated = page.truncated or len(page.lines) > lines
         return {"nodeId": chosen, "lines": shown, "count": len(shown), "truncated": truncated}
 

@@ -453,7 +453,9 @@ class NodeRegistry:
 
     def unknown(self, node_id: str) -> str:
         """Return the error text for an unknown id; it names only a similarly spelled node, with its state."""
-        near = next((node for known, node in sorted(self.nodes.items()) if same_letters(known, node_id)), None)
+        near = None
+        if len(node_id) <= MAX_NODE_ID_LENGTH:  # comparing a longer text with every node takes long
+            near = next((node for known, node in sorted(self.nodes.items()) if same_letters(known, node_id)), None)
         if near is None and len(node_id) <= MAX_NODE_ID_LENGTH:
             typed = difflib.get_close_matches(node_id, sorted(self.nodes)[:MAX_COMPARED_NAMES], 1, SIMILAR)
             near = self.nodes[typed[0]] if typed else None

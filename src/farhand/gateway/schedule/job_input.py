@@ -27,7 +27,7 @@ from farhand.gateway.schedule.time_parsing import (
 )
 from farhand.gateway.sessions import keys as session_keys
 from farhand.protocol.errors import InvalidArgs
-from farhand.protocol.names import MAX_TOOL_NAME_CHARS, validate_node_id
+from farhand.protocol.names import MAX_COMPARED_LENGTH, MAX_TOOL_NAME_CHARS, validate_node_id
 from farhand.store.tables.cron import At, CallSpec, Cron, Every, Job, Schedule, Spec, SystemEvent, Task
 
 # How far in the past a one-shot may be; it then fires at once.
@@ -355,7 +355,7 @@ def _read_call(given: Mapping[str, Any]) -> CallSpec:
 def _known_fields(place: str, value: Mapping[str, Any], known: Collection[str]) -> None:
     for field in value:
         if field not in known:
-            near = difflib.get_close_matches(field, known, 1)
+            near = difflib.get_close_matches(field[:MAX_COMPARED_LENGTH], known, 1)
             hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
             raise InvalidArgs(f"{place} has no field {field[:50]!r}; {hint}")
 

@@ -242,7 +242,9 @@ class SessionTools:
         seconds = min(max(waitSeconds, 0), 120)
         run = await self._send(context, sessionKey, message)
         answer: dict[str, Any] = {"status": "accepted", "runId": run.id, "sessionKey": run.session_key}
-        caller = self._sessions.canonical(context.session_key) if context.session_key else None
+        # The session of a run; other callers merely name one.
+        proven = context.session_key is not None and principal_of(context).on_behalf_of is not None
+        caller = self._sessions.canonical(context.session_key or "") if proven else None
         if seconds == 0 or (caller is not None and self._waits_for(run.session_key, caller)):
             if seconds:
                 answer["note"] = "not waited for: that session waits for this one"

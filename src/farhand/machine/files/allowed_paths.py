@@ -31,6 +31,8 @@ MOST_LINKS = 40
 
 # The longest path that Linux accepts.
 LONGEST = 4096
+# The longest spelling of one, before `//`, `/./` and `..` are removed.
+LONGEST_SPELLING = 4 * LONGEST
 
 Identity = tuple[int, int]
 Spelling = str | os.PathLike[str]
@@ -79,6 +81,8 @@ class AllowedPaths:
 
         Raises InvalidArgs for text that cannot name a file, and ForbiddenPath.
         """
+        if len(path) > LONGEST_SPELLING:
+            raise InvalidArgs(f"File name too long: a path has at most {LONGEST} characters, not {len(path)}")
         check_path_text("path", path)
         if not self._upward and _UPWARD.search(path):
             raise ForbiddenPath(f"'{display(path)}' {UPWARD}")

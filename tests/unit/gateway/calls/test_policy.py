@@ -15,8 +15,9 @@ from farhand.gateway.calls.policy_paths import Reached
 from farhand.gateway.calls.policy_subject import Subject, subject_of
 from farhand.gateway.nodes.registry import NodeRegistry
 from farhand.machine.files.files import Files
-from farhand.protocol.calls import ToolCall
+from farhand.protocol.calls import ToolCall, ToolSpec
 from farhand.tools.agent_files import AgentFileTools
+from farhand.tools.tool import Tool
 
 
 def policy(*rules: dict[str, Any], default: str = "allow") -> Policy:
@@ -639,3 +640,16 @@ def test_a_file_of_another_agent_has_its_path_in_that_workspace_too() -> None:
     )
     other = call("write", None, args={"path": "/g/agents/other/private/x"})
     assert Policy(allowing, "/g/agents/main", "/g/agents").judge(other).decision == "deny"
+
+
+@pytest.mark.parametrize("path", ["private/x", "/private/x", "./private//x", "agents/main/private/x"])
+def test_a_rule_that_stops_a_file_stops_a_message_that_carries_it(path: str) -> None:
+    async def run(_arguments: Any, _context: Any) -> None: ...
+
+    spec = ToolSpec("gsv__Message", parameters={"type": "object", "properties": {"media": {}}})
+    own = Tool("gsv__Message", lambda: spec, run, files=("media",))
+    target = Target(None, "gsv__Message", None, spec, own)
+    args = msgspec.Raw(msgspec.json.encode({"text": "x", "media": ["public/a", path]}))
+    subject = subject_of(target, args, credential="owner", session_key=None, origins=("http",))
+    assert decided({"decision": "deny", "args": {"path": "private/*"}}, subject) == "deny"
+    assert decided({"decision": "deny", "args": {"path": "secret/*"}}, subject) == "allow"
