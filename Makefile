@@ -6,7 +6,7 @@ VENV   ?= .venv
 BIN     = $(VENV)/bin
 ARGS   ?=
 WORKERS ?= auto
-PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PIP     = $(BIN)/python scripts/pip-install
 # The sources of the web console, which is built when Farhand is installed (hatch_build.py).
 CONSOLE = hatch_build.py $(shell find console -type f -not -path '*/node_modules/*')
 

@@ -62,6 +62,9 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "backup": ("admin.backup:backup", "Pack the home folder, including the store, into one file."),
     "restore": ("admin.backup:restore", "Restore a backup."),
     "host-wrapper": ("admin.host_wrapper:host_wrapper", "Run one allowed command for a sandbox (forced by SSH)."),
+    "service": ("setup.service:service", "Run the gateway or the node as a service of the system."),
+    "upgrade": ("setup.upkeep:upgrade", "Upgrade Farhand."),
+    "uninstall": ("setup.upkeep:uninstall", "Remove Farhand."),
     "doctor": ("admin.doctor:doctor", "Check this installation."),
     "bench": ("admin.bench:bench", "Measure calls, commands and a copy on this machine."),
 }

@@ -38,6 +38,8 @@ WHEEL: Final = f"farhand-{__version__}-py3-none-any.whl"
 BUNDLE: Final = f"farhand-{__version__}.pyz"
 # The same content gives the same file.
 MOMENT: Final = (2020, 1, 1, 0, 0, 0)
+# Pages of the gateway, which a node does not show.
+PAGES: Final = "site-packages/farhand/console/"
 _SKIPPED: Final = ("__pycache__", ".pyc")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -53,7 +55,7 @@ def platform() -> str:
 
 def write_bundle(path: Path) -> None:
     """Write the file that runs a node with nothing but Python. Raises BuildError, OSError."""
-    files = dict(_package())
+    files = {name: content for name, content in _package() if not name.startswith(PAGES) or name.endswith(".py")}
     files |= {name: content for needed in _closure(NODE_NEEDS) for name, content in _installed(needed)}
     digest = hashlib.sha256()
     for name, content in sorted(files.items()):
