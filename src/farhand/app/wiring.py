@@ -75,6 +75,7 @@ from farhand.gateway.control.policy_review import PolicyReview
 from farhand.gateway.control.terminals import Terminals
 from farhand.gateway.control.trials import TrialCalls
 from farhand.gateway.control.undo import Undo
+from farhand.gateway.control.undo_run import RunUndo
 from farhand.gateway.journal import EventJournal
 from farhand.gateway.nodes.addresses import GatewayAddress
 from farhand.gateway.nodes.end_orders import EndOrders
@@ -545,7 +546,7 @@ async def build(
         NodeRoutes(node_registry, inventory, credentials, logs, gate, metrics),
         InvokeRoutes(gate, clock, lambda: schedule()[0].zone),
         CallRoutes(catalog, gate, CallSearch(database, gate), commands, secrets, ending),
-        UndoRoutes(gate, undo),
+        UndoRoutes(gate, undo, RunUndo(database, gate, catalog, undo)),
         TrialRoutes(gate, trial_calls),
         TerminalRoutes(terminals, gate),
         SecretRoutes(handles),

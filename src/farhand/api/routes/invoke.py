@@ -21,6 +21,7 @@ from farhand.gateway.calls.gate import Gate
 from farhand.gateway.calls.open_call import OpenCall, new_call_id, result_of
 from farhand.gateway.control.approvals import ApprovalRequested
 from farhand.gateway.control.undo import Undo
+from farhand.gateway.control.undo_run import RunUndo, UndoneRun
 from farhand.gateway.schedule.time_parsing import DAY_MS, read_deadline
 from farhand.gateway.sessions.keys import agent_id, agent_of
 from farhand.protocol.calls import NULL, ToolCall, ToolFailure
@@ -142,9 +143,10 @@ class UndoRequest(msgspec.Struct):
 
 
 class UndoRoutes:
-    def __init__(self, gate: Gate, undo: Undo) -> None:
+    def __init__(self, gate: Gate, undo: Undo, runs: RunUndo) -> None:
         self._gate = gate
         self._undo = undo
+        self._runs = runs
 
     @route(
         "POST /v1/calls/{call_id}/undo",
@@ -164,6 +166,17 @@ class UndoRoutes:
             idempotency_key=request.idempotency_key,
         )
         return await _answered(self._gate, request, begun)
+
+    @route(
+        "POST /v1/runs/{run_id}/undo",
+        Scope.TOOLS_WRITE,
+        "Undo everything a run changed through file tools and kept trials, newest first.",
+        body_optional=True,
+        errors=(404, 503),
+        content=True,
+    )
+    async def undo_run(self, request: Request, wanted: UndoRequest) -> UndoneRun:
+        return await self._runs.undo(request.params["run_id"], request.principal, dry_run=wanted.dry_run)
 
 
 async def _answered(gate: Gate, request: Request, opened: OpenCall) -> Reply:

@@ -1,0 +1,121 @@
+"""Undo of a run: everything it changed through file tools and kept trials, on all machines, newest first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from farhand.gateway.access.principal import Principal
+from farhand.gateway.calls.catalog import Catalog, read_arguments
+from farhand.gateway.calls.gate import Gate
+from farhand.gateway.control.undo import Undo
+from farhand.protocol.errors import InvalidArgs, NotFound, ToolError
+from farhand.protocol.names import split_tool
+from farhand.protocol.node_tools import NODE_TOOLS
+from farhand.store.ports import Store, Tx
+from farhand.store.tables import calls
+from farhand.store.tables.calls import CallRecord, CallState
+from farhand.tools.trial import NAME as TRIAL
+
+# Tools whose effects nothing records, so that they cannot be undone.
+COMMANDS = frozenset({"Bash", "Process", "exec", "process", "shell"})
+NOT_RECORDED = "what a command changes is not recorded; run it as a trial to be able to undo it"
+
+
+class UndoneCall(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A call of the run, and what came of undoing it."""
+
+    call_id: str
+    tool: str
+    node_id: str | None
+    undone: bool
+    # What the undo did, or would do, with each file.
+    files: list[Any] = []
+    # Why it was not undone.
+    reason: str = ""
+    # The call that undid it.
+    undone_by: str = ""
+
+
+class UndoneRun(msgspec.Struct, frozen=True):
+    run_id: str
+    dry_run: bool
+    calls: list[UndoneCall]
+    undone: int
+    not_undone: int
+
+
+class RunUndo:
+    """Undoes runs, one call after the other, each by a call of its own."""
+
+    def __init__(self, database: Store, gate: Gate, catalog: Catalog, undo: Undo) -> None:
+        self._database = database
+        self._gate = gate
+        self._catalog = catalog
+        self._undo = undo
+
+    async def undo(self, run_id: str, principal: Principal, *, dry_run: bool = False) -> UndoneRun:
+        """Undo what a run changed, newest first, and report every call that changed something or may have.
+
+        Raises NotFound if no call of such a run is known.
+        """
+        if ":" in run_id or not run_id:
+            raise InvalidArgs(f"{run_id[:100]!r} is not the id of a run")
+        made, kept = await self._database.read(lambda store: _changes(store, run_id))
+        if not made:
+            raise NotFound(f"no call of a run {run_id[:100]!r} is recorded; `farhand log --kind run` shows runs")
+        changing = [record for record in made.values() if self._may_change(record)]
+        newest = sorted([*changing, *kept], key=lambda record: record.created_at, reverse=True)
+        found = [await self._undo_call(record, principal, dry_run) for record in newest]
+        undone = sum(one.undone for one in found)
+        return UndoneRun(run_id, dry_run, found, undone, len(found) - undone)
+
+    def _may_change(self, record: CallRecord) -> bool:
+        if record.state is CallState.DENIED:
+            return False
+        named = split_tool(record.tool)
+        if record.node_id is not None and named is not None:
+            declared = NODE_TOOLS.get(named[1])
+            if declared is not None:
+                return declared.changes
+        own = self._catalog.own(record.tool)
+        return own is None or not own.spec.read_only
+
+    async def _undo_call(self, record: CallRecord, principal: Principal, dry_run: bool) -> UndoneCall:
+        named = split_tool(record.tool)
+        tool = named[1] if named else record.tool
+        place = (record.id, record.tool, record.node_id)
+        if tool in COMMANDS:
+            return UndoneCall(*place, False, reason=NOT_RECORDED)
+        try:
+            opened = await self._undo.begin(record.id, principal, dry_run=dry_run)
+            ended = await self._gate.wait(opened)
+        except ToolError as error:
+            return UndoneCall(*place, False, reason=error.message)
+        if ended.state is not CallState.OK or ended.result is None:
+            return UndoneCall(*place, False, reason=ended.error_message or f"the undo ended as {ended.state}")
+        files = msgspec.json.decode(ended.result).get("files", [])
+        return UndoneCall(*place, True, files=files, undone_by="" if dry_run else ended.id)
+
+
+def _changes(tx: Tx, run_id: str) -> tuple[Mapping[str, CallRecord], list[CallRecord]]:
+    """Return the calls that a run made, and those that kept one of its trials."""
+    made = calls.made_by(tx, f"run:{run_id}:")
+    kept = []
+    for record in made.values():
+        for candidate in calls.about(tx, record.id, record.created_at):
+            named = split_tool(candidate.tool)
+            is_trial = candidate.tool == TRIAL.lower() or (named is not None and named[1] == TRIAL)
+            if is_trial and candidate.state is CallState.OK and _keeps(candidate, record.id):
+                kept.append(candidate)
+    return made, kept
+
+
+def _keeps(record: CallRecord, trial_id: str) -> bool:
+    try:
+        arguments = read_arguments(record.args)
+    except InvalidArgs:
+        return False
+    return isinstance(arguments, dict) and arguments == {"trialId": trial_id, "action": "keep"}
