@@ -49,6 +49,8 @@ class GatewaySection(msgspec.Struct, forbid_unknown_fields=True):
     hosts: list[str] = []
     # Web pages, by origin, that may call this gateway.
     origins: list[str] = []
+    # The address under which clients reach this gateway through a proxy, such as `https://gateway.example`.
+    public_url: str = ""
     tls_cert: str = ""
     tls_key: str = ""
     # Whether a gateway that listens beyond this machine without a certificate makes its own.

@@ -31,6 +31,7 @@ from farhand.api.server.origins import parse_host
 from farhand.api.server.router import Router, routes_of
 from farhand.api.server.tls_limits import TlsConnection
 from farhand.api.terminals.door import TERMINALS, TerminalDoor
+from farhand.app.oauth import oauth_routes, read_public_url
 from farhand.app.wiring import Parts, build, open_home
 from farhand.config import Config, ConfigError
 from farhand.gateway.access.credentials import OWNER
@@ -190,7 +191,9 @@ class Gateway:
             clock=clock,
             note=note,
         )
-        routes = [*parts.routes, *routes_of(ConsoleRoutes(sessions)), *page_routes()]
+        public_url = read_public_url(section.public_url)
+        oauth = oauth_routes(parts.oauth, parts.store.node_registry, public_url)
+        routes = [*parts.routes, *routes_of(ConsoleRoutes(sessions)), *page_routes(), *oauth]
         guard = Guard(
             Router([*routes, *openapi_routes(routes)]),
             parts.credentials,
@@ -198,6 +201,8 @@ class Gateway:
             settings,
             parts.secrets,
             Repeats(database, clock),
+            parts.oauth.recognise,
+            public_url,
             held=lambda: parts.freeze.order,
             note=note,
         )

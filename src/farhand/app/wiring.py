@@ -51,6 +51,7 @@ from farhand.app.fleet import Member, check_fleet_settings, join, open_shared_st
 from farhand.app.fleet_parts import FleetParts, LazyFleet
 from farhand.app.mcp import end_with_servers, local_host, open_door, open_mcp
 from farhand.app.messaging import Messaging
+from farhand.app.oauth import open_oauth
 from farhand.app.openai import openai_routes
 from farhand.app.plugins import CHANNELS, MODELS, OBJECTS, PluginError, Plugins
 from farhand.app.sandbox import LiveConfinement, open_trials
@@ -59,6 +60,7 @@ from farhand.config import LIVE_SECTIONS, Config, ConfigError, LiveConfig, Objec
 from farhand.gateway.access.credentials import Credentials, NodeTokens
 from farhand.gateway.access.daily_budget import keyed_call_budget, message_budget
 from farhand.gateway.access.freeze_hold import FreezeHold
+from farhand.gateway.access.oauth import OAuth
 from farhand.gateway.access.secrets import Secrets, secrets_key
 from farhand.gateway.access.standing_approvals import StandingApprovals
 from farhand.gateway.access.tokens import Tokens, owner_token
@@ -263,6 +265,7 @@ class Parts:
     routes: Sequence[Route]
     node_services: NodeServices
     terminals: Terminals
+    oauth: OAuth
 
     async def close(self) -> None:
         """Stop calls and transfers, and record every node as offline; the store is closed by its own stack."""
@@ -640,6 +643,7 @@ async def build(
         routes,
         services,
         terminals,
+        open_oauth(database, journal, credentials, tokens, clock),
     )
 
 

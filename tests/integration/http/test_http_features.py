@@ -181,12 +181,10 @@ def test_errors_of_the_openai_routes_have_their_shape(gateway: GatewayProcess) -
     assert set(gateway.request("GET", "/nothing").json()["error"]) == {"code", "message"}
 
 
-def test_places_where_clients_look_for_oauth_do_not_exist(gateway: GatewayProcess) -> None:
+def test_unknown_places_where_clients_look_for_metadata_do_not_exist(gateway: GatewayProcess) -> None:
     for path in (
-        "/.well-known/oauth-protected-resource",
-        "/.well-known/oauth-protected-resource/mcp",
-        "/.well-known/oauth-authorization-server",
         "/.well-known/openid-configuration",
+        "/.well-known/oauth-authorization-server/mcp",
         "/.well-known/nothing",
     ):
         assert gateway.request("GET", path, token=None).status == 404, path

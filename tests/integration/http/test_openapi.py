@@ -27,8 +27,8 @@ CHECKS = [status_code_conformance, content_type_conformance, response_schema_con
 METHODS = {"get", "post", "put", "patch", "delete"}
 # Answers that end when their reader leaves; `test_streams_end_when_asked_to` asks them to.
 ENDLESS = {"/v1/events"}
-# Takes any name and any body from anybody: nothing about it can be asked wrongly.
-ANYTHING = {"/hooks/{hook_id}"}
+# They take any name from anybody: nothing about them can be asked wrongly.
+ANYTHING = {"/hooks/{hook_id}", "/join/{code}", "/join/{code}/{file}", "/assets/{name}"}
 ROOMS = [
     ("health", {"/", "/healthz", "/readyz", "/version", "/v1/health", "/signin", "/v1/signin", "/docs"}),
     ("tools", {"/v1/tools", "/v1/tools/invoke", "/v1/calls", "/v1/jobs", "/v1/nodes", "/v1/transfers"}),

@@ -315,7 +315,7 @@ def test_a_response_in_the_background_is_fetched_and_cancelled(house: House, cli
         ),
         ({"input": "x", "metadata": {"k" * 65: "v"}}, "metadata"),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:60],
 )
 def test_errors_name_the_parameter(house: House, body: Any, param: str) -> None:
     answer = house.gateway.request("POST", "/v1/responses", body)
@@ -333,7 +333,7 @@ def test_errors_name_the_parameter(house: House, body: Any, param: str) -> None:
         ({"messages": [{"role": "user", "content": "x"}], "model": "gpt-nothing"}, "model"),
         ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:60],
 )
 def test_errors_of_chat_completions_name_the_parameter(house: House, body: Any, param: str) -> None:
     problem = house.gateway.request("POST", "/v1/chat/completions", body).json()["error"]

@@ -149,7 +149,7 @@ class McpServerRoutes:
             Query("error", "Why there is no code."),
             Query("error_description", "The same for people."),
         ),
-        errors=(400,),
+        errors=(400, 401),
         guessable=True,
     )
     async def callback(self, request: Request) -> Reply:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib import resources
 from pathlib import PurePath
 
@@ -22,6 +23,8 @@ _PLAIN_POLICY = (
     b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
+# A relative address of printable ASCII, which cannot lead elsewhere or end the header.
+_CONSENT_PAGE = re.compile(r"oauth/authorize\?[!$-;=?-\[\]^_a-z{|}~]{0,8192}")
 # Their names contain a hash of their content.
 _IMMUTABLE = (b"cache-control", b"public, max-age=31536000, immutable")
 _PACKAGE = "farhand.console"
@@ -84,7 +87,10 @@ class ConsoleRoutes:
         "Sign a browser in by a one-time link.",
         status=303,
         media=(),
-        query=(Query("code", "The code of the link.", required=True),),
+        query=(
+            Query("code", "The code of the link, or the whole link.", required=True),
+            Query("next", "`oauth/authorize?…`: the page to open then, instead of the console."),
+        ),
         also={401: "Used before, or expired."},
     )
     async def sign_in(self, request: Request) -> Reply:
@@ -93,13 +99,13 @@ class ConsoleRoutes:
         signed_in = None
         if request.method == "GET":
             agent = request.header(b"user-agent") or ""
-            signed_in = await self._sessions.redeem(request.query("code") or "", request.address, agent)
+            signed_in = await self._sessions.redeem(_code(request.query("code") or ""), request.address, agent)
         if signed_in is None:
             if "text/html" in (request.header(b"accept") or ""):
                 return _page("/", status=401)  # a person clicked: the page says what to do
             raise Problem(401, "unauthorized", "this sign-in link was used before or has expired; get a new one")
         # The fragment stays in the browser. It is relative, so that it also works behind a proxy with a path prefix.
-        location = f"./#page={signed_in.page_secret}"
+        location = f"./{_next(request.query('next') or '')}#page={signed_in.page_secret}"
         headers = [(b"location", location.encode()), (b"set-cookie", signed_in.cookie.encode()), *_headers()]
         return Reply(b"", status=303, content_type=b"text/plain", headers=headers, bare=True)
 
@@ -145,6 +151,16 @@ class ConsoleRoutes:
             reason = f"there is no console session {session_id[:100]!r}; GET /v1/console/sessions lists them"
             raise Problem(404, "not_found", reason)
         return Ended(1)
+
+
+def _code(given: str) -> str:
+    """Return the code of a sign-in link, which people paste as a whole."""
+    return given.strip().rpartition("code=")[2].partition("&")[0]
+
+
+def _next(page: str) -> str:
+    """Return the page after signing in: that of an OAuth request, or else the console."""
+    return page if _CONSENT_PAGE.fullmatch(page) else ""
 
 
 def page_routes() -> list[Route]:

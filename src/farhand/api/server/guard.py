@@ -12,7 +12,7 @@ import gzip
 import logging
 import re
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -34,6 +34,7 @@ from farhand.api.server.http import (
 from farhand.api.server.idempotency import Repeats
 from farhand.api.server.large_bodies import PIECE_BYTES, redacted
 from farhand.api.server.origins import DEFAULT_PORTS, Host, Origin, parse_host, parse_origin
+from farhand.api.server.public_url import PublicUrl
 from farhand.api.server.router import Route, Router
 from farhand.api.server.socket_secrets import with_offered_secrets
 from farhand.api.server.throttle import TOKENLESS_ALLOWED, TOKENLESS_LOCK_SECONDS, Throttle
@@ -124,16 +125,19 @@ class Guard:
         settings: GuardSettings,
         secrets: KnownSecrets,
         repeats: Repeats,
+        access_token: Callable[[str], Awaitable[Credential | None]],
+        public_url: PublicUrl,
         *,
         held: Callable[[], FreezeOrder | None] = lambda: None,
         note: Callable[[str, str, Mapping[str, Any]], None] = lambda *_: None,
     ) -> None:
-        """`held` returns the freeze order that is in force. `secrets` are redacted in every answer. `note` writes an
-        event to
-        the journal.
+        """`access_token` returns the credential of an OAuth client. `held` returns the freeze order that is in force.
+        `secrets` are redacted in every answer. `note` writes an event to the journal.
         """
         self.secrets = secrets
         self._repeats = repeats
+        self._access_token = access_token
+        self._public_url = public_url
         self._router = router
         self._held = held
         self._credentials = credentials
@@ -182,7 +186,8 @@ class Guard:
             if route is not None and route.guessable:
                 self._throttle.check(scope)
             if route is None or route.scope is not None:
-                caller = self._authenticate(scope, headers, method)
+                granted = await self._granted(headers) if route is not None and route.oauth else None
+                caller = self._authenticate(scope, headers, method, granted, route)
                 admitted = scope.get(ADMITTED)
                 if admitted is not None:
                     admitted()
@@ -410,17 +415,30 @@ class Guard:
             return []
         return [(b"access-control-allow-origin", origin), (b"vary", b"Origin"), _EXPOSED]
 
-    def _authenticate(self, scope: Scope, headers: dict[bytes, bytes], method: str) -> Caller:
+    async def _granted(self, headers: dict[bytes, bytes]) -> Credential | None:
+        """Return the credential of an OAuth client's access token, for the routes that accept one."""
         secret = _secret(headers)
+        return None if secret is None else await self._access_token(secret)
+
+    def _authenticate(
+        self,
+        scope: Scope,
+        headers: dict[bytes, bytes],
+        method: str,
+        granted: Credential | None = None,
+        route: Route | None = None,
+    ) -> Caller:
+        secret = _secret(headers)
+        oauth = route is not None and route.oauth
         if secret is not None:
             self._throttle.check(scope)
-            credential = self._credentials.recognise(secret)
+            credential = self._credentials.recognise(secret) or granted
             if credential is not None:
                 self._throttle.succeeded(scope)
                 return Caller(credential)
             self._throttle.failed(scope)
             if not self._credentials.open:
-                raise _unauthorized("this token is not known here")
+                raise self._unauthorized("this token is not known here", scope, headers, oauth=oauth, invalid=True)
         cookie, page_secret = _cookie(headers, self._sessions.cookie), headers.get(PAGE_HEADER)
         if cookie is not None and page_secret is not None:
             recognised = self._sessions.recognise(cookie, page_secret.decode("latin-1"))
@@ -433,7 +451,17 @@ class Guard:
             return Caller(OWNER)
         self._tokenless.check(scope)
         self._tokenless.failed(scope)
-        raise _unauthorized("a token is needed: Authorization: Bearer, or X-API-Key")
+        reason = "a token is needed: Authorization: Bearer, or X-API-Key"
+        raise self._unauthorized(reason, scope, headers, oauth=oauth, invalid=False)
+
+    def _unauthorized(
+        self, message: str, scope: Scope, headers: dict[bytes, bytes], *, oauth: bool, invalid: bool
+    ) -> Problem:
+        challenge = b"Bearer"
+        if oauth:
+            host = headers[b"host"].decode("latin-1")
+            challenge = self._public_url.challenge(scope["scheme"], host, invalid=invalid)
+        return Problem(401, "unauthorized", message, headers=[(b"www-authenticate", challenge)])
 
 
 def _preflight(headers: dict[bytes, bytes]) -> list[tuple[bytes, bytes]]:
@@ -518,10 +546,6 @@ def _require_json(headers: dict[bytes, bytes], method: str) -> None:
         b"application/json"
     ):
         raise Problem(415, "unsupported_media_type", "send Content-Type: application/json")
-
-
-def _unauthorized(message: str) -> Problem:
-    return Problem(401, "unauthorized", message, headers=[(b"www-authenticate", b"Bearer")])
 
 
 def _to_ascii(name: str) -> str:

@@ -141,6 +141,7 @@ class Request:
         "params",
         "path",
         "query_string",
+        "scheme",
         "session_id",
     )
 
@@ -157,6 +158,7 @@ class Request:
         self.max_body_bytes = max_body_bytes
         self.method: str = scope["method"]
         self.path: str = scope["path"]
+        self.scheme: str = scope["scheme"]
         self.query_string: bytes = scope["query_string"]
         self.headers = headers
         self.credential = credential

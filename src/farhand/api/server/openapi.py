@@ -12,7 +12,7 @@ import msgspec
 
 from farhand import __version__
 from farhand.api.server.http import Reply, Request
-from farhand.api.server.router import BYTES, JSON, Query, Route
+from farhand.api.server.router import BYTES, FORM, JSON, Query, Route
 from farhand.gateway.calls.gate import MAX_IDEMPOTENCY_KEY
 
 DESCRIPTION = (
@@ -177,6 +177,8 @@ def _schema_of_media(media: str) -> dict[str, Any]:
     """Return the schema of a body without a type."""
     if media == JSON:
         return {}
+    if media == FORM:
+        return {"type": "object", "additionalProperties": {"type": "string"}}
     text = media.startswith("text/") or media == "image/svg+xml"
     return {"type": "string"} if text else {"type": "string", "format": "binary"}
 

@@ -26,6 +26,7 @@ from farhand.store.ports import StoreError
 JSON = "application/json"
 EVENTS = "text/event-stream"
 BYTES = "application/octet-stream"
+FORM = "application/x-www-form-urlencoded"
 # Further answers of routes that honour `Range` and `If-None-Match`.
 PARTIAL = {206: "The range that was asked for.", 304: "The client has this version."}
 
@@ -100,6 +101,11 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
         """Return whether the guard makes it take effect once per idempotency key. MCP has its own ids."""
         whole = self.scope is not None and not self.streams and self.path != "/mcp"
         return self.method == "POST" and whole and not self.idempotent
+
+    @property
+    def oauth(self) -> bool:
+        """Return whether it accepts the access tokens of OAuth clients."""
+        return self.path == "/mcp"
 
     @property
     def changes(self) -> bool:
@@ -194,6 +200,9 @@ PUBLIC = frozenset(
         *("/hooks/{hook_id}", "/v1/mcp/callback"),
         # Each needs a one-time code.
         *("/v1/pair/offer", "/join/{code}", "/join/{code}/{file}"),
+        *("/.well-known/oauth-protected-resource", "/.well-known/oauth-protected-resource/mcp"),
+        *("/.well-known/oauth-authorization-server", "/oauth/register", "/oauth/token", "/oauth/revoke"),
+        *("/oauth/authorize", "/oauth/consent.js", "/oauth/consent.css"),
     }
 )
 

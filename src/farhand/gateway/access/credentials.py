@@ -206,6 +206,10 @@ class Credentials:
         """Return when tokens were used since the last `take_uses`."""
         return self._uses
 
+    def note_use(self, token_id: str) -> None:
+        """Count a use of a token that was not recognised by its own secret."""
+        self._uses[token_id] = int(self._clock() * 1000)
+
     def take_uses(self) -> dict[str, int]:
         """Return when tokens were used since the last call, and start over."""
         uses, self._uses = self._uses, {}

@@ -518,6 +518,37 @@ CREATE TABLE secrets (
 ) STRICT;
 """
 
+OAUTH = """
+CREATE TABLE oauth_clients (
+    id            TEXT PRIMARY KEY,
+    client_id     TEXT NOT NULL,
+    name          TEXT NOT NULL,
+    redirect_uris BLOB NOT NULL,
+    auth_method   TEXT NOT NULL,
+    secret_hash   BLOB,
+    created_at    INTEGER NOT NULL,
+    consented_at  INTEGER
+) STRICT, WITHOUT ROWID;
+CREATE UNIQUE INDEX oauth_clients_by_name ON oauth_clients (client_id);
+CREATE TABLE oauth_grants (
+    token_id   TEXT PRIMARY KEY,
+    client     TEXT NOT NULL,
+    resource   TEXT NOT NULL,
+    scope      TEXT NOT NULL,
+    created_at INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+CREATE TABLE oauth_secrets (
+    hash       BLOB PRIMARY KEY,
+    kind       TEXT NOT NULL,
+    client     TEXT NOT NULL,
+    token_id   TEXT,
+    facts      BLOB NOT NULL,
+    expires_at INTEGER NOT NULL,
+    used_at    INTEGER
+) STRICT, WITHOUT ROWID;
+CREATE INDEX oauth_secrets_by_expiry ON oauth_secrets (expires_at);
+"""
+
 MIGRATIONS: Final[tuple[str, ...]] = (
     FIRST,
     TRANSFERS,
@@ -547,4 +578,5 @@ MIGRATIONS: Final[tuple[str, ...]] = (
     MCP_SERVERS,
     MCP_TASKS,
     SECRETS,
+    OAUTH,
 )

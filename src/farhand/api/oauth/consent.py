@@ -1,0 +1,246 @@
+"""The owner's side of OAuth: the consent page, what it shows and decides, and the clients that have access.
+
+`/oauth/authorize` is a static page that knows nothing. It asks `/v1/oauth/consent` as the signed-in owner, whose
+cookie alone would not do, so a request from elsewhere can neither learn nor decide anything.
+"""
+
+from __future__ import annotations
+
+from importlib import resources
+from typing import Final
+from urllib.parse import parse_qsl, urlsplit
+
+import msgspec
+
+from farhand.api.oauth.endpoints import base_of
+from farhand.api.server.http import Problem, Reply, Request
+from farhand.api.server.public_url import PublicUrl
+from farhand.api.server.router import Query, Route, route
+from farhand.gateway.access.credentials import Scope
+from farhand.gateway.access.oauth import LEVELS, Asked, AuthorizationRequest, GivenAccess, OAuth, RefusedRequest
+from farhand.gateway.access.oauth_clients import OAuthError
+from farhand.gateway.nodes.registry import NodeRegistry
+
+MAX_QUERY: Final = 16 * 1024
+_POLICY: Final = (
+    b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    b"base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+)
+_HEADERS: Final = [
+    (b"content-security-policy", _POLICY),
+    (b"referrer-policy", b"no-referrer"),
+    (b"x-frame-options", b"DENY"),
+]
+_FILES: Final = {
+    "/oauth/authorize": ("consent.html", b"text/html; charset=utf-8"),
+    "/oauth/consent.js": ("consent.js", b"text/javascript; charset=utf-8"),
+    "/oauth/consent.css": ("consent.css", b"text/css; charset=utf-8"),
+}
+
+
+class ConsentRequest(msgspec.Struct, forbid_unknown_fields=True):
+    # The query of the request to `/oauth/authorize`.
+    request: str
+    allow: bool
+    scope: str = ""
+    # None: all machines, also later ones, and the gateway's own tools.
+    nodes: list[str] | None = None
+    # Names of tools without their machine; None: all.
+    tools: list[str] | None = None
+    expires_seconds: float | None = None
+
+
+class ConsentAnswer(msgspec.Struct):
+    # Where the browser goes next, with the code or the refusal.
+    redirect: str
+
+
+class LentMachine(msgspec.Struct):
+    id: str
+    online: bool
+    tools: list[str]
+
+
+class ConsentView(msgspec.Struct):
+    """What the owner decides on; or `redirect`, if the client is told of an error."""
+
+    name: str = ""
+    client_id: str = ""
+    redirect_host: str = ""
+    scopes: list[str] = []
+    nodes: list[LentMachine] = []
+    redirect: str | None = None
+
+
+class GrantView(msgspec.Struct):
+    token_id: str
+    scopes: list[str]
+    nodes: list[str]
+    tools: list[str]
+    created_at: int
+    expires_at: int | None
+    last_used_at: int | None
+    made_by: str
+
+
+class ClientView(msgspec.Struct):
+    id: str
+    client_id: str
+    name: str
+    redirect_uris: list[str]
+    created_at: int
+    grants: list[GrantView]
+
+
+class ClientList(msgspec.Struct):
+    clients: list[ClientView]
+    count: int
+
+
+class Revoked(msgspec.Struct):
+    revoked: str
+    grants: int
+
+
+class ConsentRoutes:
+    def __init__(self, oauth: OAuth, node_registry: NodeRegistry, public_url: PublicUrl) -> None:
+        self._oauth = oauth
+        self._node_registry = node_registry
+        self._public_url = public_url
+
+    @route(
+        "GET /v1/oauth/consent",
+        Scope.ADMIN,
+        "What a client asks for; takes the query of /oauth/authorize.",
+        query=(Query("client_id", "The client.", required=True),),
+    )
+    async def show(self, request: Request) -> ConsentView:
+        try:
+            asked = await self._asked(request, request.query_string.decode("latin-1"))
+        except RefusedRequest as refused:
+            return ConsentView(redirect=refused.redirect)
+        parts = urlsplit(asked.redirect_uri)
+        return ConsentView(
+            asked.client.name,
+            asked.client.client_id,
+            parts.netloc or f"{parts.scheme}:",
+            list(LEVELS[: LEVELS.index(asked.scope) + 1]),
+            self._machines(),
+        )
+
+    @route("POST /v1/oauth/consent", Scope.ADMIN, "Give a client access, or refuse it.", answer=ConsentAnswer)
+    async def decide(self, request: Request, wanted: ConsentRequest) -> Reply:
+        try:
+            asked = await self._asked(request, wanted.request)
+        except RefusedRequest as refused:
+            return _redirect(refused.redirect)
+        if not wanted.allow:
+            return _redirect(await self._oauth.deny(asked, request.credential))
+        known = {machine.id for machine in self._machines()}
+        for name in wanted.nodes or ():
+            if name not in known:
+                raise Problem(400, "invalid_request", f"there is no machine {name[:100]!r}; `farhand nodes` lists them")
+        try:
+            return _redirect(
+                await self._oauth.allow(
+                    asked,
+                    request.credential,
+                    scope=wanted.scope or asked.scope,
+                    nodes=wanted.nodes,
+                    tools=wanted.tools,
+                    expires_seconds=wanted.expires_seconds,
+                )
+            )
+        except OAuthError as error:
+            raise Problem(error.status, error.code, str(error)) from None
+
+    @route("GET /v1/oauth/clients", Scope.ADMIN, "OAuth clients that have access.")
+    async def clients(self, _request: Request) -> ClientList:
+        views = [_client(given) for given in await self._oauth.listed()]
+        return ClientList(views, len(views))
+
+    @route("DELETE /v1/oauth/clients/{id}", Scope.ADMIN, "Revoke an OAuth client's access.")
+    async def remove(self, request: Request) -> Revoked:
+        name = request.params["id"]
+        grants = await self._oauth.remove_client(name)
+        if grants is None:
+            raise Problem(
+                404, "not_found", f"no OAuth client {name[:100]!r} has access; `farhand oauth list` lists them"
+            )
+        return Revoked(name, grants)
+
+    async def _asked(self, request: Request, query: str) -> Asked:
+        """Return the checked request of a client. Raises Problem, RefusedRequest."""
+        if len(query) > MAX_QUERY:
+            raise Problem(400, "invalid_request", f"the request has at most {MAX_QUERY} characters")
+        try:
+            pairs = parse_qsl(query, keep_blank_values=True, max_num_fields=50)
+        except ValueError:
+            raise Problem(400, "invalid_request", "the request has at most 50 parameters") from None
+        names = AuthorizationRequest.__struct_fields__
+        fields = [(name, value) for name, value in pairs if name in names]
+        if len({name for name, _ in fields}) < len(fields):
+            raise Problem(400, "invalid_request", "a parameter is given twice")
+        try:
+            return await self._oauth.check(
+                AuthorizationRequest(**dict(fields)), f"{base_of(request, self._public_url)}/mcp"
+            )
+        except RefusedRequest:
+            raise
+        except OAuthError as error:
+            raise Problem(400, error.code, str(error)) from None
+
+    def _machines(self) -> list[LentMachine]:
+        return [
+            LentMachine(name, node.online, sorted({tool.name for tool in node.lent}))
+            for name, node in sorted(self._node_registry.nodes.items())
+        ]
+
+
+def consent_page_routes() -> list[Route]:
+    """Return the routes of the consent page's files."""
+    return [
+        Route(
+            method="GET",
+            path=path,
+            scope=None,
+            summary=f"{name} of the OAuth consent page.",
+            handler=_page,
+            media=(kind.decode().partition(";")[0],),
+        )
+        for path, (name, kind) in _FILES.items()
+    ]
+
+
+async def _page(request: Request) -> Reply:
+    name, content_type = _FILES[request.path]
+    body = resources.files("farhand.console").joinpath(name).read_bytes()
+    return Reply(body, content_type=content_type, headers=list(_HEADERS))
+
+
+def _redirect(address: str) -> Reply:
+    return Reply(msgspec.json.encode(ConsentAnswer(address)), bare=True)  # it may carry a code
+
+
+def _client(given: GivenAccess) -> ClientView:
+    client = given.client
+    return ClientView(
+        client.id,
+        client.client_id,
+        client.name,
+        msgspec.json.decode(client.redirect_uris, type=list[str]),
+        client.created_at,
+        [
+            GrantView(
+                token.id,
+                token.scopes.split(),
+                token.nodes.split(),
+                token.tools.split(),
+                grant.created_at,
+                token.expires_at,
+                token.last_used_at,
+                token.made_by,
+            )
+            for grant, token in given.grants
+        ],
+    )
