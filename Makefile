@@ -10,7 +10,7 @@ PIP     = $(BIN)/python scripts/pip-install
 # The sources of the web console, which is built when Farhand is installed (hatch_build.py).
 CONSOLE = hatch_build.py $(shell find console -type f -not -path '*/node_modules/*')
 
-.PHONY: run test test-fast check format lint types layers coverage siege bench bench-peers lock clean help
+.PHONY: run test test-fast check format lint types layers coverage siege bench bench-peers conformance lock clean help
 
 help:             ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -54,6 +54,9 @@ bench-peers: benchmarks/peers/node_modules   ## install the peers that benchmark
 benchmarks/peers/node_modules: benchmarks/peers/package.json
 	npm install --prefix benchmarks/peers --no-audit --no-fund --ignore-scripts --loglevel=error
 	@touch $@
+
+conformance: $(VENV)/.dev-ready   ## run the official MCP conformance suite (needs npm)
+	$(BIN)/python scripts/conformance.py
 
 lock:             ## resolve the development dependencies again into requirements/dev.lock (needs uv)
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links \

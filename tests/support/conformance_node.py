@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from farhand.protocol.calls import ToolSpec
 from farhand.sdk import Failed, NodeClient, NodeInfo, ToolContext, ToolRegistry
 
 # One red pixel, and a second of nothing.
@@ -76,6 +77,58 @@ async def with_progress(ctx: ToolContext) -> dict[str, Any]:
 async def error_handling(ctx: ToolContext) -> dict[str, Any]:
     """Fail."""
     raise Failed("This tool intentionally returns an error for testing")
+
+
+@registry.tool("greet", read_only=True)
+async def greet(ctx: ToolContext, name: str = "you") -> dict[str, Any]:
+    """Greet somebody."""
+    return {"content": [text(f"Hello, {name}!")]}
+
+
+@registry.tool("slow_compute")
+async def slow_compute(ctx: ToolContext, seconds: float = 1.0, label: str = "") -> dict[str, Any]:
+    """Take some time."""
+    await asyncio.sleep(seconds)
+    return {"content": [text(f"computed {label}")]}
+
+
+@registry.tool("failing_job")
+async def failing_job(ctx: ToolContext) -> dict[str, Any]:
+    """Fail after a second."""
+    await asyncio.sleep(1.0)
+    raise Failed("the job failed")
+
+
+async def any_address(ctx: ToolContext, args: Any) -> dict[str, Any]:
+    return {"content": [text("ok")]}
+
+
+ADDRESS = {"type": "object", "properties": {"street": {"type": "string"}, "city": {"type": "string"}}}
+registry.register(
+    "json_schema_2020_12_tool",
+    any_address,
+    spec=ToolSpec(
+        "json_schema_2020_12_tool",
+        "Take an address.",
+        {
+            "$schema": "https://json-schema.org/draft/2020-12/schema",
+            "type": "object",
+            "$defs": {"address": {"$anchor": "addressDef", **ADDRESS}},
+            "properties": {
+                "name": {"type": "string"},
+                "address": {"$ref": "#/$defs/address"},
+                "contactMethod": {"type": "string", "enum": ["phone", "email"]},
+                "phone": {"type": "string"},
+                "email": {"type": "string"},
+            },
+            "allOf": [{"anyOf": [{"required": ["phone"]}, {"required": ["email"]}]}],
+            "if": {"properties": {"contactMethod": {"const": "phone"}}, "required": ["contactMethod"]},
+            "then": {"required": ["phone"]},
+            "else": {"required": ["email"]},
+            "additionalProperties": False,
+        },
+    ),
+)
 
 
 if __name__ == "__main__":

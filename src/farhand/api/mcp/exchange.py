@@ -144,6 +144,8 @@ class Exchange:
         by_tool: bool | None = None
         following: asyncio.Future[Any] | None = None
         changed = self._opened.progress_changed()
+        if self._opened.progress is not None:  # reported before this began
+            changed.set_result(None)
         try:
             while True:
                 if printing and following is None:

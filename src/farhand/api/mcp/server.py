@@ -45,6 +45,8 @@ from farhand.store.tables.waiting_calls import Approval
 MCP: Final = ("mcp",)
 # An answer within this time is JSON: no client's limit for an event applies to it.
 SOON_SECONDS: Final = 2.0
+# A call that takes longer becomes a task, for clients that announce the extension.
+TASK_SECONDS: Final = 0.5
 GATHER_SECONDS: Final = 0.1
 # The version with tasks that clients ask for; later ones have them as an extension.
 TASKS_IN_CORE: Final = "2025-11-25"
@@ -268,7 +270,7 @@ class McpRoutes:
             watch = ClientWatch(request, lambda: self._gate.stop(begun, "the caller hung up"))
             try:
                 either: set[asyncio.Future[Any]] = {ended, approval}
-                await asyncio.wait(either, timeout=SOON_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(either, timeout=TASK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 watch.stop()
         record = begun.record if not ended.done() else ended.result()
