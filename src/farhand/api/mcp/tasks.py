@@ -81,7 +81,7 @@ class Tasks:
         if method not in METHODS[modern]:
             raise RpcError(rpc.METHOD_NOT_FOUND, f"there is no method {method[:100]!r} here")
         if modern and self.wanted_ttl(message, modern=True) is None:
-            needed = {"requiredCapabilities": {"extensions": {EXTENSION: {}}}}
+            needed: dict[str, Any] = {"requiredCapabilities": {"extensions": {EXTENSION: {}}}}
             raise RpcError(rpc.MISSING_CAPABILITY, f"announce the extension {EXTENSION} to use tasks", needed)
         if method == "tasks/list":
             return await self._list(message, credential)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qs, urlsplit
@@ -16,12 +17,16 @@ from farhand.protocol.redaction import KnownSecrets
 
 if TYPE_CHECKING:
     from mcp.client.auth import OAuthClientProvider
+    from mcp.client.auth.oauth2 import OAuthContext
     from mcp.shared.auth import AuthorizationCodeResult, OAuthClientInformationFull, OAuthToken
 
 FOLDER: Final = "mcp"
 # How long a person may take to log in.
 LOGIN_SECONDS: Final = 600.0
 MAX_URL_CHARS: Final = 8192
+# The part of its life in which an access token is used.
+USED_PART: Final = 0.8
+PAST: Final = 1.0
 
 
 class LoginNeeded(FarhandError):
@@ -38,7 +43,26 @@ class TokenFile:
     def __init__(self, path: Path, secrets: KnownSecrets) -> None:
         self._path = path
         self._secrets = secrets
+        self._context: OAuthContext | None = None
         self._hide(self._read())
+
+    def attach(self, context: OAuthContext) -> None:
+        """Give an authentication what it does not ask for: when the token expires, and where to refresh it."""
+        from mcp.shared.auth import OAuthMetadata  # noqa: PLC0415
+
+        stored = self._read()
+        self._context = context
+        context.token_expiry_time = stored.get("expires_at")
+        if isinstance(stored.get("metadata"), dict):
+            context.oauth_metadata = OAuthMetadata.model_validate(stored["metadata"])
+
+    def expire(self) -> bool:
+        """Refresh the token at the next connection; return False if that cannot help or was tried already."""
+        stored = self._read()
+        if "refresh_token" not in stored.get("tokens", {}) or stored.get("expires_at") == PAST:
+            return False
+        self._write({**stored, "expires_at": PAST})
+        return True
 
     async def get_tokens(self) -> OAuthToken | None:
         from mcp.shared.auth import OAuthToken  # noqa: PLC0415
@@ -47,7 +71,14 @@ class TokenFile:
         return None if stored is None else OAuthToken.model_validate(stored)
 
     async def set_tokens(self, tokens: OAuthToken) -> None:
-        self._write({**self._read(), "tokens": tokens.model_dump(mode="json", exclude_none=True)})
+        stored = {**self._read(), "tokens": tokens.model_dump(mode="json", exclude_none=True), "expires_at": None}
+        if tokens.expires_in is not None:  # early, so that the server does not refuse it first
+            stored["expires_at"] = time.time() + tokens.expires_in * USED_PART
+        if self._context is not None:
+            self._context.token_expiry_time = stored["expires_at"]
+            metadata = self._context.oauth_metadata
+            stored["metadata"] = None if metadata is None else metadata.model_dump(mode="json", exclude_none=True)
+        self._write(stored)
 
     async def get_client_info(self) -> OAuthClientInformationFull | None:
         from mcp.shared.auth import OAuthClientInformationFull  # noqa: PLC0415
@@ -105,7 +136,7 @@ class Login:
         from mcp.shared.auth import OAuthClientMetadata  # noqa: PLC0415
         from pydantic import AnyUrl  # noqa: PLC0415
 
-        return OAuthClientProvider(
+        provider = OAuthClientProvider(
             self._server_url,
             OAuthClientMetadata(
                 client_name="Farhand",
@@ -117,6 +148,8 @@ class Login:
             redirect_handler=self._redirect,
             callback_handler=self._callback,
         )
+        self.tokens.attach(provider.context)
+        return provider
 
     @property
     def under_way(self) -> bool:
@@ -174,7 +207,7 @@ class Login:
 
     async def _redirect(self, url: str) -> None:
         if not self._wanted or self._url is None:
-            self.needed = True
+            self.needed = not self.tokens.expire()
             raise LoginNeeded("the server requires a login")
         if urlsplit(url).scheme not in ("http", "https"):
             raise LoginError(f"the authorization server has an address that no browser opens: {url[:200]!r}")
