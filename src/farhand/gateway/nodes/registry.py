@@ -324,6 +324,14 @@ class NodeRegistry:
         said = spellings(node_id)
         rivals = {known: node.spellings for known, node in self.nodes.items()}
         rivals |= {known: spellings(known) for known in (NATIVE, *named) if known not in rivals}
+        above = [node_id[:at] for at, character in enumerate(node_id) if character == ":"]
+        known = next((one for one in above if one in rivals and node_id not in named), None)
+        if known is not None:
+            raise HelloRefused(
+                CLOSE_BAD_HELLO,
+                f"node id {node_id!r} begins with {known!r} and a colon, so paths of transfers on {known!r} could be "
+                f"taken for it; use another id, or `farhand token create --node {node_id}`",
+            )
         if node_id in named:  # the owner chose this id; a similar id of an unnamed node does not block it
             rivals = {known: rivals[known] for known in (NATIVE, *named) if known != node_id}
         known = next((known for known, spelled in rivals.items() if not said.isdisjoint(spelled)), None)
