@@ -18,13 +18,16 @@ import msgspec
 from blake3 import blake3
 
 from farhand import __version__
+from farhand.api.routes.fleet import FleetRoutes
 from farhand.config import Config, ConfigError, StoreSection
 from farhand.gateway.access.tokens import OWNER_FILE, owner_token
+from farhand.gateway.fleet.membership import DEAD_SECONDS
+from farhand.gateway.nodes.registry import NodeRegistry
 from farhand.machine.files.private_files import write_private
 from farhand.store.group_commit import GroupCommit
 from farhand.store.journal.seal import KEY_FILE, load_key
 from farhand.store.ports import StoreError, Tx
-from farhand.store.tables.fleet import leave_fleet, own_unowned, owned
+from farhand.store.tables.fleet import Replica, leave_fleet, own_unowned, owned, replicas
 from farhand.store.tables.tokens import get_meta, set_meta, token_hash
 
 SCHEMES: Final = ("postgresql", "postgres")
@@ -95,6 +98,22 @@ async def join(home: Path, config: Config, database: GroupCommit, stack: context
     stack.push_async_callback(leave)
     high = secrets.randbits(20) + 1
     return Member(name, epoch, bus, lambda: bool(store.superseded), high << 32, (high % 4096) << 20)
+
+
+def fleet_routes(
+    config: Config, gateway_id: str, member: Member | None, database: GroupCommit, node_registry: NodeRegistry
+) -> FleetRoutes:
+    """Return the route that lists the gateways; a single one lists itself."""
+    started_at, digest = node_registry.clock(), settings_digest(config)
+
+    async def alone() -> list[Replica]:
+        online = sum(node.online for node in node_registry.nodes.values())
+        return [Replica(gateway_id, 1, __version__, digest, started_at, node_registry.clock(), False, online)]
+
+    async def together() -> list[Replica]:
+        return [one for one in await database.read(lambda tx: replicas(tx, DEAD_SECONDS)) if not one.silent]
+
+    return FleetRoutes(gateway_id if member is None else member.id, alone if member is None else together)
 
 
 def replica_id(home: Path) -> str:

@@ -276,6 +276,8 @@ class Gateway:
         self._draining = asyncio.ensure_future(self._drain(server))
 
     async def _drain(self, server: _Server) -> None:
+        if self._running.fleet is not None:
+            self._running.inventory.send_away()
         self._running.scheduler.hold()
         await self._running.sessions.pause()  # their open calls are found again when the runs are taken up
         await self._running.gate.drain(DRAIN_SECONDS)

@@ -47,7 +47,7 @@ from farhand.api.routes.trials import TrialRoutes
 from farhand.api.routes.workspace import WorkspaceRoutes
 from farhand.api.server.router import Route, routes_of
 from farhand.api.terminals.routes import TerminalRoutes
-from farhand.app.fleet import Member, check_fleet_settings, join, open_shared_store
+from farhand.app.fleet import Member, check_fleet_settings, fleet_routes, join, open_shared_store
 from farhand.app.fleet_parts import FleetParts, LazyFleet
 from farhand.app.mcp import end_with_servers, local_host, open_door, open_mcp
 from farhand.app.messaging import Messaging
@@ -588,6 +588,7 @@ async def build(
         AgentProcessRoutes(direct, ending, {*plugins.loaders(CHANNELS), *config.channels}),
         ChannelRoutes(messaging.outbox, messaging.reception, messaging.hooks),
         CronRoutes(gate, jobs),
+        fleet_routes(config, store.gateway_id, member, database, node_registry),
         mcp_server_routes,
     )
     services = NodeServices(

@@ -32,6 +32,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "call": ("calls.call:call", "Call a tool."),
     "tools": ("admin.listing:tools", "List the tools that can be called."),
     "nodes": ("admin.listing:nodes", "List the registered nodes."),
+    "fleet": ("admin.fleet:fleet", "List the gateways that serve together."),
     "calls": ("calls.calls:calls", "List calls; show or cancel one."),
     "approvals": ("calls.approvals:approvals", "Show the calls that wait for approval."),
     "approve": ("calls.approvals:approve", "Approve a waiting call."),

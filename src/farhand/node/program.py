@@ -68,6 +68,8 @@ log = logging.getLogger(__name__)
 
 class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
     gateway_ws_url: str
+    # Gateways that serve together with the first.
+    other_gateways: tuple[str, ...] = ()
     node_id: str
     token: str | None
     workspace: Path
@@ -223,6 +225,7 @@ async def _serve(
                 freeze_state=freeze_state,
                 end_all=end_all,
                 end_call=end_call,
+                other_gateways=options.other_gateways,
                 leave=leave,
             )
             try:

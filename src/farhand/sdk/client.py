@@ -8,7 +8,8 @@ import logging
 import os
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 from urllib.parse import SplitResult, quote, urlsplit
 
@@ -102,6 +103,43 @@ class Extension(Protocol):
         ...
 
 
+# A node with several gateways tries the next one after this time.
+NEXT_GATEWAY_SECONDS = 0.2
+
+
+class _Gateway(msgspec.Struct):
+    """The address of a gateway, and how it is reached."""
+
+    url: str
+    # Used once a gateway turns out to read the token only there.
+    url_with_token: str | None
+    in_clear: bool
+    # Without a token.
+    shown: str
+    tls: ssl.SSLContext | None
+
+    @classmethod
+    def of(
+        cls,
+        url: str,
+        token: str | None,
+        node_id: str,
+        token_in_query: bool | None,
+        ca_file: str | None,
+        pinned_cert: str | None,
+    ) -> _Gateway:
+        """Raises ConfigError for an invalid address."""
+        url = socket_url(url)
+        address = _address(url)
+        return cls(
+            build_url(url, token if token_in_query else None, node_id),
+            build_url(url, token, node_id) if token_in_query is None and token else None,
+            address.scheme == "ws" and not _is_loopback(address.hostname or ""),
+            f"{address.scheme}://{address.netloc.rpartition('@')[2]}{address.path}",
+            _tls_context(ca_file, pinned_cert) if address.scheme == "wss" else None,
+        )
+
+
 class NodeClient:
     """Serves one registry to one gateway. Every argument has the name and default of the plug-in guide."""
 
@@ -135,6 +173,7 @@ class NodeClient:
         end_all: EndAll | None = None,
         end_call: EndCall | None = None,
         leave: Callable[[], bool] = lambda: False,
+        other_gateways: Sequence[str] = (),
     ) -> None:
         """Create a client. Raises ConfigError for invalid settings.
 
@@ -149,14 +188,13 @@ class NodeClient:
         - `freeze_state` stores a freeze (default: in memory). `end_all` ends the processes that calls left running,
           `end_call` those of one call.
         - `sealing` opens the secrets of calls; without it, calls with secret handles are refused.
+        - `other_gateways` serve together with the first: when one is lost, the next is tried.
         - `leave` is called at shutdown: if it returns true, calls that the next run of the program can continue go on.
         """
         if gateway_ws_url is None:
             gateway_ws_url = os.environ.get("SA_GATEWAY_WS_URL") or DEFAULT_URL
         if not gateway_ws_url:
             raise ConfigError("gateway_ws_url is required")
-        gateway_ws_url = socket_url(gateway_ws_url)
-        address = _address(gateway_ws_url)
         for setting, value in {
             "heartbeat_interval": heartbeat_interval,
             "max_concurrent_tools": max_concurrent_tools,
@@ -184,13 +222,16 @@ class NodeClient:
         self.freezing = FreezeHandler(freeze_state or FreezeState(), end_all)
         self._end_call = end_call
         self.leave = leave
-        self._url = build_url(gateway_ws_url, self._token if token_in_query else None, self.node_info.id)
-        self._url_with_token: str | None = None
-        if token_in_query is None and self._token:
-            self._url_with_token = build_url(gateway_ws_url, self._token, self.node_info.id)
-        self._in_clear = address.scheme == "ws" and not _is_loopback(address.hostname or "")
-        self.shown_url = f"{address.scheme}://{address.netloc.rpartition('@')[2]}{address.path}"
-        self._tls = _tls_context(ca_file, pinned_cert) if address.scheme == "wss" else None
+        # The gateways in the order in which they are tried; the first is the present one.
+        self._gateways = deque(
+            _Gateway.of(url, self._token, self.node_info.id, token_in_query, ca_file, pinned_cert)
+            for url in (gateway_ws_url, *other_gateways)
+        )
+
+    @property
+    def shown_url(self) -> str:
+        """The address of the present gateway, without a token."""
+        return self._gateways[0].shown
 
     async def run(self, registry: ToolRegistry, shutdown: asyncio.Event | CancelToken | None = None) -> NoReturn:
         """Serve until `shutdown`.
@@ -235,6 +276,8 @@ class NodeClient:
                     if self._backoff.exhausted(attempt):
                         raise ReconnectExhausted(attempt, str(lost)) from None
                     delay = self._backoff.delay(attempt)
+                    if attempt < len(self._gateways) - 1:  # another one may answer at once
+                        delay = min(delay, NEXT_GATEWAY_SECONDS)
                     attempt += 1
                     log.warning(
                         "%s: %s; connecting again in %.1f s",
@@ -243,6 +286,7 @@ class NodeClient:
                         delay,
                         extra={"event": "connect.lost"},
                     )
+                    self._gateways.rotate(-1)
                     await asyncio.wait({stop}, timeout=delay)
                 if stop.done():
                     raise Shutdown()
@@ -282,20 +326,21 @@ class NodeClient:
         headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
         if self.key is not None:
             headers = {"Authorization": f"{SCHEME} {self.key.public}"}
+        to = self._gateways[0]
         try:
-            return await GatewayLink.connect(self._url, headers, self._tls, connection.on_text, connection.on_frame)
+            return await GatewayLink.connect(to.url, headers, to.tls, connection.on_text, connection.on_frame)
         except TokenHeaderIgnored:
-            if self._url_with_token is None:
+            if to.url_with_token is None:
                 raise
-        self._url, self._url_with_token = self._url_with_token, None
-        clear = "; it is sent unencrypted, use wss://" if self._in_clear else ""
+        to.url, to.url_with_token = to.url_with_token, None
+        clear = "; it is sent unencrypted, use wss://" if to.in_clear else ""
         log.log(
-            logging.WARNING if self._in_clear else logging.INFO,
+            logging.WARNING if to.in_clear else logging.INFO,
             "%s reads node tokens only from the URL; sending the token there%s",
             self.shown_url,
             clear,
         )
-        return await GatewayLink.connect(self._url, headers, self._tls, connection.on_text, connection.on_frame)
+        return await GatewayLink.connect(to.url, headers, to.tls, connection.on_text, connection.on_frame)
 
     @property
     def heartbeat_interval(self) -> float:

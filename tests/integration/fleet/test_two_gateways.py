@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import concurrent.futures
 import http.client
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -120,3 +122,20 @@ def event_ids(gateway: GatewayProcess, last: int, until: int) -> list[int]:
             found.append(int(line[3:]))
     connection.close()
     return [number for number in found if number <= until]
+
+
+def test_the_gateways_list_each_other(fleet: Fleet, hands_of_one: NodeProcess) -> None:
+    answers = [gateway.get("/v1/fleet") for gateway in fleet]
+    assert [answer["count"] for answer in answers] == [2, 2]
+    own = [[one["id"] for one in answer["replicas"] if one["self"]] for answer in answers]
+    assert own[0] != own[1] and all(len(ids) == 1 for ids in own)
+    nodes = {one["id"]: one["nodes"] for one in answers[0]["replicas"]}
+    assert nodes[own[0][0]] == 1 and nodes[own[1][0]] == 0
+    assert len({one["settings"] for one in answers[0]["replicas"]}) == 1
+
+
+def test_the_command_lists_the_gateways(fleet: Fleet) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "farhand", "fleet"], env=fleet[0].environment, capture_output=True, text=True, check=True
+    )
+    assert "GATEWAY" in done.stdout and " *" in done.stdout and len(done.stdout.splitlines()) >= 3

@@ -38,6 +38,7 @@ from farhand.protocol.messages import (
 from farhand.protocol.version import (
     CLOSE_BAD_HELLO,
     CLOSE_HELLO_TIMEOUT,
+    CLOSE_RESTART,
     CLOSE_SILENT,
     CLOSE_UNAUTHORIZED,
     HELLO_SECONDS,
@@ -356,6 +357,8 @@ class NodeConversation(picows.WSListener):
                     raise HelloRefused(CLOSE_UNAUTHORIZED, "a node that comes with a key proves first that it has it")
                 if not self._services.credentials.still_grants(self._grant):
                     raise HelloRefused(CLOSE_UNAUTHORIZED, "this node's token was revoked, or is too old")
+                if self._services.relay is not None and self._services.gate.closing:
+                    raise HelloRefused(CLOSE_RESTART, "the gateway stops; connect to another one")
                 card = self._services.node_registry.examine(
                     hello,
                     self._grant.node_id,

@@ -82,7 +82,7 @@ class HealthRoutes:
 
     @route("GET /readyz", None, "The gateway can take calls.", answer=Alive, also={503: "It cannot."})
     async def readyz(self, _request: Request) -> Reply:
-        healthy = self._database.healthy
+        healthy = self._database.healthy and not self._gate.closing
         return json_reply(Alive(healthy), 200 if healthy else 503)
 
     @route("GET /version", None, "The version of the gateway.")

@@ -10,7 +10,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -104,35 +104,53 @@ class NodeCommands(click.Group):
 
 
 @click.group(cls=NodeCommands, invoke_without_command=True, subcommand_metavar="[bundle|key|pair]")
-@click.option("--gateway", "gateway_url", help=f"ws(s):// or http(s)://  [default: {DEFAULT_GATEWAY}]")
+@click.option(
+    "--gateway",
+    "gateway_urls",
+    multiple=True,
+    help=f"ws(s):// or http(s)://; repeat it for gateways that serve together.  [default: {DEFAULT_GATEWAY}]",
+)
 @click.option("--token", help="Token of this node.  [default: SA_NODE_TOKEN, then the one from `farhand join`]")
 @click.option("--token-stdin", is_flag=True, help="Read the token from standard input.")
 @click.option("--with-parent", type=int, hidden=True)
 @json_option("Print one JSON document on standard output once connected.")
 @node_options
-def node(gateway_url: str | None, with_parent: int | None, token_stdin: bool, as_json: bool, **options: Any) -> None:
+def node(
+    gateway_urls: tuple[str, ...], with_parent: int | None, token_stdin: bool, as_json: bool, **options: Any
+) -> None:
     """Share this machine's shell, files and search with a gateway."""
     if click.get_current_context().invoked_subcommand is not None:
         return
+    gateway_url, *others = gateway_urls or (None,)
     if token_stdin:
         options["token"] = sys.stdin.readline().strip()
     else:
         options["token"] = options["token"] or _environment_token()
     if not options["token"]:
         gateway_url = _stored_login(home_folder(options["home"]), gateway_url, options)
-    run_until_stopped(gateway_url or DEFAULT_GATEWAY, options, with_parent, as_json=as_json)
+    wanted = [gateway_url or DEFAULT_GATEWAY, *(other for other in others if other is not None)]
+    run_until_stopped(wanted[0], options, with_parent, as_json=as_json, others=wanted[1:])
 
 
 def run_until_stopped(
-    gateway_url: str, options: dict[str, Any], with_parent: int | None = None, *, as_json: bool = False
+    gateway_url: str,
+    options: dict[str, Any],
+    with_parent: int | None = None,
+    *,
+    as_json: bool = False,
+    others: Sequence[str] = (),
 ) -> None:
-    """Run a node until SIGTERM or SIGINT. `as_json` prints one document once connected, or at the end."""
+    """Run a node until SIGTERM or SIGINT. `as_json` prints one document once connected, or at the end.
+
+    `others`: gateways that serve together with the first.
+    """
     set_up_logging(options["log_level"]).know(KnownSecrets([options["token"] or ""]))
     home = home_folder(options["home"])
     make_home(home)
     node_id = options["node_id"] or default_node_id()
     chosen = NodeOptions(
         gateway_ws_url=node_socket_url(gateway_url),
+        other_gateways=tuple(map(node_socket_url, others)),
         node_id=node_id,
         token=options["token"],
         workspace=Path(options["workspace"] or Path.cwd()).absolute(),

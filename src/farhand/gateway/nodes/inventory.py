@@ -18,7 +18,7 @@ from farhand.gateway.nodes.queries import Queries, read_answer
 from farhand.gateway.nodes.registry import Connection, Link, NodeRegistry
 from farhand.protocol.errors import FarhandError
 from farhand.protocol.messages import FEATURE_TRANSFER, FEATURES, GatewayExtras, GatewayWelcome, NodeHello, ToolsUpdate
-from farhand.protocol.version import CLOSE_REPLACED, CLOSE_UNAUTHORIZED, MAX_FRAME_BYTES
+from farhand.protocol.version import CLOSE_REPLACED, CLOSE_RESTART, CLOSE_UNAUTHORIZED, MAX_FRAME_BYTES
 from farhand.store.ports import Tx
 from farhand.store.tables.nodes import NodeCard, forget_node, node_seen, save_node
 from farhand.store.tables.tokens import Token, tokens_used
@@ -197,6 +197,12 @@ class NodeInventory:
         del self._node_registry.nodes[node_id]
         await self._journal.record(lambda store: forget_node(store, node_id), "node.forgotten", node_id, {})
         return True
+
+    def send_away(self) -> None:
+        """Have the connected nodes connect to other gateways, since this one stops."""
+        for node in self._node_registry.nodes.values():
+            if node.connection is not None and node.connection.own:
+                node.connection.link.close(CLOSE_RESTART, "the gateway stops; connect to another one")
 
     def close(self) -> None:
         """Record every connected node as offline."""
