@@ -47,6 +47,7 @@ DUPLICATE_CLASSES = {
 LATE_IMPORTS = {
     ("farhand.cli.copy.upload", "farhand.gateway.transfers.workspace_endpoint"): "loads much of the gateway",
     ("farhand.cli.main", "farhand.cli.output"): "the command line starts without it",
+    ("farhand.cli.remote.attach", "farhand.cli.remote.terminal"): "`farhand run` starts without asyncio",
     ("farhand.cli.run.node", "farhand"): "the command line starts without it",
     ("farhand.cli.run.node", "farhand.app.sandbox"): "needed only with a sandbox",
     ("farhand.node.program", "farhand.node.previews"): "memory of an idle node",

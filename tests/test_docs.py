@@ -89,7 +89,7 @@ def test_commands_and_their_options_exist(page: Path, command: str) -> None:
     words = shlex.split(command.replace("…", "x"))
     module, _, name = COMMANDS[words[0]][0].partition(":")
     found: click.Command = getattr(importlib.import_module(f"farhand.cli.{module}"), name)
-    rest = words[1:]
+    rest = words[1 : words.index("--")] if "--" in words else words[1:]
     while isinstance(found, click.Group) and rest and (inner := found.get_command(click.Context(found), rest[0])):
         found, rest = inner, rest[1:]
     known = {option for parameter in found.params for option in (*parameter.opts, *parameter.secondary_opts)}

@@ -14,7 +14,7 @@ from websockets.sync.client import connect
 from tests.support.harness import GatewayProcess, wait_until
 
 
-class _Screen(pyte.Screen):
+class ScreenWithoutFaults(pyte.Screen):
     """Without the private sequences that pyte fails on."""
 
     def select_graphic_rendition(self, *attributes: int, private: bool = False) -> None:
@@ -36,7 +36,7 @@ class TerminalViewer:
         self.output = b""
         self.closed: tuple[int, str] | None = None
         self._lock = threading.Lock()
-        self._screen = _Screen(80, 24)
+        self._screen = ScreenWithoutFaults(80, 24)
         self._stream = pyte.ByteStream(self._screen)
 
     def __enter__(self) -> TerminalViewer:

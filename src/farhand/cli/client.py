@@ -63,9 +63,9 @@ class Address:
 
 @dataclass(frozen=True)
 class Upload:
-    """A request body of `size` raw bytes."""
+    """A request body of `size` raw bytes; None if it is not known."""
 
-    size: int
+    size: int | None
     pieces: Iterator[bytes]
 
 
@@ -203,7 +203,7 @@ class Client:
         method = "GET" if body is None else "POST"
         sent = {"Accept": "text/event-stream", **(headers or {})}
         with self.open(method, path, body, sent, seconds) as (response, explained):
-            yield _read_events(response, explained)
+            yield read_events(response, explained)
 
     @contextlib.contextmanager
     def open(
@@ -223,7 +223,8 @@ class Client:
         data: bytes | Iterator[bytes] | None = body if isinstance(body, bytes) else None
         if isinstance(body, Upload):
             data = body.pieces
-            sent["Content-Length"] = str(body.size)
+            if body.size is not None:
+                sent["Content-Length"] = str(body.size)
         elif body is not None and data is None:
             data = _encode(body)
             sent["Content-Type"] = "application/json"
@@ -405,7 +406,7 @@ def _read_pieces(response: http.client.HTTPResponse, explained: ExplainedErrors)
         yield piece
 
 
-def _read_events(response: http.client.HTTPResponse, explained: ExplainedErrors) -> Iterator[tuple[str, Answer]]:
+def read_events(response: http.client.HTTPResponse, explained: ExplainedErrors) -> Iterator[tuple[str, Answer]]:
     """Yield the name and data of each server-sent event."""
     name, data = "message", list[bytes]()
     while True:

@@ -396,7 +396,7 @@ class NodeShellTools:
         if sessionId is None or sessionId == "":
             raise InvalidArgs("sessionId is required for this action")
         _check("sessionId", sessionId, str)
-        job = await self._jobs.get(sessionId)
+        job = await self._jobs.find_call(sessionId) or await self._jobs.get(sessionId)
         if not self._jobs.listed(job):
             raise NotFound(f"No session found for {sessionId}: it ended more than 30 minutes ago")
         if not job.background and signal is None:

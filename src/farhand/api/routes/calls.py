@@ -42,10 +42,17 @@ CALL_QUERY = (
         "bodies", "0 leaves arguments and results out. A list has 32 MiB of them at most, those of the newest calls."
     ),
 )
+STREAMS = ("output", "errors")
+# Input is passed to the node in pieces of at most this size.
+INPUT_BYTES = 256 * 1024
 CALL_FILTERS = ("tool", "node_id", "state", "session_key", "credential")
 OUTPUT = {
     "media": (BYTES,),
-    "query": (Query("offset", "From this byte on.", int), Query("wait", "0 gives what is there and ends.")),
+    "query": (
+        Query("offset", "From this byte on.", int),
+        Query("wait", "0 gives what is there and ends."),
+        Query("stream", "`errors` for the standard error of an attached command, which has one of its own."),
+    ),
     "also": PARTIAL,
     "errors": (416, 502),
     "statuses": NODE_STATUSES,
@@ -216,15 +223,44 @@ class CallRoutes:
 
     @route(
         "GET /v1/calls/{call_id}/output",
-        Scope.READ,
-        "What a call's command printed, then live until it ends.",
+        (Scope.READ, Scope.TOOLS_EXEC),
+        "What a call's command printed, then live until it ends. A token without `read` gets that of its own calls.",
         **OUTPUT,
     )
     async def call_output(self, request: Request) -> Reply:
         record = await self._found(request)
+        own = request.credential.id in (record.credential, record.on_behalf_of)
+        if not own and not request.credential.may(Scope.READ):
+            raise Problem(403, "forbidden", "this credential lacks the scope 'read', and did not make this call")
         if record.route == "unknown":
             raise _no_call(request)
         return await self._output(request, record.node_id or NATIVE, {"call_id": record.id})
+
+    @route(
+        "POST /v1/calls/{call_id}/input",
+        Scope.TOOLS_EXEC,
+        "Send a call's command input as it arrives; it ends with the body unless `close=0`.",
+        query=(Query("close", "0 leaves the input open."),),
+        takes=BYTES,
+        errors=(404, 423, 502),
+        statuses=NODE_STATUSES,
+        streams=True,
+        narrow=True,
+    )
+    async def input(self, request: Request) -> dict[str, Any]:
+        record = await self._found(request)
+        self._gate.check_attach(record, request.principal)
+        if record.node_id is None:
+            raise Problem(404, "not_found", f"call {record.id} runs no command on a node")
+        node_id, of, size = record.node_id, {"call_id": record.id}, 0
+        async for piece in request.stream():
+            for start in range(0, len(piece), INPUT_BYTES):
+                part = bytes(piece[start : start + INPUT_BYTES])
+                await self._commands.send(node_id, of, data=part)
+                size += len(part)
+        if request.flag("close"):
+            await self._commands.send(node_id, of, close=True)
+        return {"written": size}
 
     @route(
         "GET /v1/nodes/{node_id}/jobs/{job_id}/output",
@@ -238,6 +274,11 @@ class CallRoutes:
     async def _output(self, request: Request, node_id: str, of: dict[str, str]) -> Reply:
         """Return the output from `offset` on: what there is with `wait=0`, else until the command has ended."""
         offset = request.query_int("offset", 0, 0, 2**62)
+        stream = request.query("stream") or "output"
+        if stream not in STREAMS:
+            raise Problem(400, "invalid_request", f"stream must be one of {', '.join(STREAMS)}, not {stream[:50]!r}")
+        if stream != "output":
+            of = {**of, "stream": stream}
         wanted = requested_range(request)
         if wanted is not None and wanted.first < 0:  # output that is still being written has no known end
             wanted = None
@@ -261,7 +302,7 @@ class CallRoutes:
                 parts.append(page.data)
         headers += [(b"x-next-offset", b"%d" % page.next_offset), (b"x-over", b"true" if page.over else b"false")]
         if page.over:
-            etag = f"{next(iter(of.values()))}-{page.next_offset}"
+            etag = f"{next(iter(of.values()))}-{page.next_offset}" + f"-{stream}" * (stream != "output")
             headers.append((b"etag", f'"{etag}"'.encode()))
             if wanted is None and not_modified(request, etag):
                 return not_modified_reply(headers)

@@ -11,10 +11,22 @@ from typing import Any, Final
 import click
 
 from farhand.cli.calls.output_stream import command_output, write
+from farhand.cli.calls.prefixes import matching
 from farhand.cli.client import Client, ClientError, url_path
 from farhand.cli.commands import client_command
 from farhand.cli.json_output import wants_json
-from farhand.cli.output import Column, ago, id_column, plain, plain_lines, remark, show_answer, show_json, show_table
+from farhand.cli.output import (
+    Column,
+    ago,
+    id_column,
+    plain,
+    plain_lines,
+    remark,
+    show,
+    show_answer,
+    show_json,
+    show_table,
+)
 
 TAIL_BYTES: Final = 4000
 
@@ -75,14 +87,14 @@ def ps(node_id: str | None, every: bool, client: Client) -> None:
 def attach(node_id: str, job_id: str, tail: bool, client: Client) -> int:
     """Show the output of a command, and send it the lines you type.
 
-    Ctrl-D and Ctrl-C detach; the command goes on. When the command ends, so does this, with status 0. JOB is the whole
-    id (the sessionId of a Bash call), or its end, as `farhand ps` shows it on a narrow terminal. With --json the output
+    Ctrl-D and Ctrl-C detach; the command goes on. When the command ends, so does this, with status 0. JOB is an id of
+    `farhand ps` or of a call, or any unique beginning of one. With --json the output
     goes to standard error, and the state of the command to standard output.
 
     \b
     Examples:
       farhand attach laptop 7c0a2b1e-5c2f-4a7e-9d55-0123456789ab
-      farhand attach laptop 0123456789ab --tail
+      farhand attach laptop 7c0a --tail
     """
     job = _find(client, node_id, job_id)
     path = url_path("/v1/nodes/{}/jobs/{}/output", node_id, job["job_id"])
@@ -108,22 +120,51 @@ def attach(node_id: str, job_id: str, tail: bool, client: Client) -> int:
         else:
             remark("\n" * sys.stdin.isatty() + "detached; the command goes on")
         return 0
-    ended = _find(client, node_id, job["job_id"])
+    try:
+        ended = _find(client, node_id, job["job_id"])
+    except ClientError:  # its node has just disconnected
+        ended = job
     if wants_json():
         show_json(ended)
-    elif "running" in ended:
+    elif not ended["running"]:
         remark(f"ended: {plain(_state(ended))}")
     return 0
 
 
+@client_command
+@click.argument("node_id", metavar="NODE")
+@click.argument("job_id", metavar="JOB")
+@click.option("--signal", "name", default="TERM", show_default=True, metavar="NAME", help="TERM, KILL, INT, HUP, …")
+def kill(node_id: str, job_id: str, name: str, client: Client) -> None:
+    """End a command on a node, with everything it started.
+
+    TERM gives it five seconds before SIGKILL; KILL ends it at once; other signals are only sent. JOB is an id of
+    `farhand ps` or of a call or terminal, or any unique beginning of one.
+
+    \b
+    Examples:
+      farhand kill laptop 7c0a2b1e
+      farhand kill laptop 7c0a2b1e --signal INT
+    """
+    job = _find(client, node_id, job_id)
+    if not job["running"] and name.upper().removeprefix("SIG") not in ("TERM", "KILL"):
+        raise ClientError("failed", f"the command {job['job_id']} has ended: {plain(_state(job))}")
+    args = {"action": "kill", "sessionId": job["job_id"], "signal": name}
+    answer = client.post("/v1/tools/invoke", {"tool": f"{node_id}__Process", "args": args}, seconds=None)
+    if not answer.value["ok"]:
+        raise ClientError(answer.value["error"]["kind"], answer.value["error"]["message"])
+    show(answer, lambda ended: print(plain(ended["result"]["message"])))
+
+
 def _find(client: Client, node_id: str, job_id: str) -> dict[str, Any]:
-    """Return the job with this id or end of an id; only the ids if it is no longer listed. Raises ClientError."""
+    """Return the job with this id, or a unique part of it. Raises ClientError."""
     jobs = client.get("/v1/jobs", node_id=node_id).value["jobs"]
-    found = [job for job in jobs if job["job_id"] == job_id]
-    found = found or [job for job in jobs if job_id and job["job_id"].endswith(job_id)]
-    if len(found) > 1:
-        raise ClientError("ambiguous", f"{len(found)} job ids on {node_id} end in {job_id!r}; give more of the id")
-    return found[0] if found else {"node_id": node_id, "job_id": job_id}
+    found = matching(jobs, job_id, "job", "job_id", "call_id")
+    if found is None:
+        known = any(node["node_id"] == node_id for node in client.get("/v1/nodes").value["nodes"])
+        where = f"on {node_id}" if known else f"on {node_id}, which is not a node (see `farhand nodes`)"
+        raise ClientError("not_found", f"there is no command {job_id!r} {where}; `farhand ps --all` lists them")
+    return dict(found)
 
 
 def _read_output(client: Client, path: str, offset: int, events: Events) -> None:

@@ -18,14 +18,17 @@ Item = TypeVar("Item")
 
 
 def resume(
-    read: Callable[[Callable[[], None]], Iterator[Item]], ended: Callable[[], bool] = lambda: False
+    read: Callable[[Callable[[], None]], Iterator[Item]],
+    ended: Callable[[], bool] = lambda: False,
+    *,
+    connected: bool = False,
 ) -> Iterator[Item]:
     """Yield what `read` yields, calling it again after a lost connection, until `ended` returns True.
 
     `read` receives a function to call once it is connected, and continues after the last item it yielded. The first
-    connection must succeed. Raises ClientError.
+    connection must succeed, unless `connected` says that there was one before. Raises ClientError.
     """
-    connected = lost = False
+    lost = False
     delay = FIRST_DELAY
 
     def on_connect() -> None:
@@ -49,13 +52,26 @@ def resume(
         delay = min(delay * 2, MAX_DELAY)
 
 
-def command_output(client: Client, path: str, offset: int = 0) -> Iterator[bytes]:
-    """Yield the output at `path` from a byte offset until its command ends, nothing twice. Raises ClientError."""
+def command_output(
+    client: Client,
+    path: str,
+    offset: int = 0,
+    *,
+    stream: str = "output",
+    begun: Callable[[], None] = lambda: None,
+    connected: bool = False,
+) -> Iterator[bytes]:
+    """Yield the output at `path` from a byte offset until its command ends, nothing twice. Raises ClientError.
+
+    `stream`: `errors` for the standard error of an attached command. `begun` is called when the command has started.
+    `connected`: the gateway was reached before, so that it is waited for.
+    """
 
     def read(on_connect: Callable[[], None]) -> Iterator[bytes]:
         nonlocal offset
-        with client.open("GET", f"{path}?offset={offset}", seconds=None) as (response, explained):
+        with client.open("GET", f"{path}?offset={offset}&stream={stream}", seconds=None) as (response, explained):
             on_connect()
+            begun()
             start = int(response.headers.get("X-Offset", offset))
             if start > offset:
                 remark(f"farhand: {start - offset} bytes of the oldest output are no longer available")
@@ -71,7 +87,10 @@ def command_output(client: Client, path: str, offset: int = 0) -> Iterator[bytes
     def ended() -> bool:
         """Return whether the command ended; the stream also ends when the gateway stops."""
         try:
-            with client.open("GET", f"{path}?offset={offset}&wait=0") as (response, explained), explained:
+            with (
+                client.open("GET", f"{path}?offset={offset}&stream={stream}&wait=0") as (response, explained),
+                explained,
+            ):
                 response.read()
                 over = response.headers.get("X-Over") == "true"
                 return over and int(response.headers.get("X-Next-Offset", offset)) <= offset
@@ -80,7 +99,7 @@ def command_output(client: Client, path: str, offset: int = 0) -> Iterator[bytes
         except ClientError:  # the node is disconnected; the next request waits for it
             return False
 
-    return resume(read, ended)
+    return resume(read, ended, connected=connected)
 
 
 def write(piece: bytes, to: TextIO) -> None:

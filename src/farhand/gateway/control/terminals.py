@@ -138,8 +138,7 @@ class Terminals:
     async def end(self, terminal_id: str, principal: Principal, idempotency_key: str | None = None) -> OpenCall:
         """Begin the call that ends a terminal with all its processes. Raises NotFound."""
         record = await self.find(terminal_id)
-        job = msgspec.json.decode(record.result or b"{}").get("sessionId", "")
-        args = {"action": "kill", "sessionId": job}
+        args = {"action": "kill", "sessionId": record.id}
         tool = join_tool(record.node_id or "", "Process")
         call = ToolCall(new_call_id(), tool, msgspec.Raw(msgspec.json.encode(args)))
         return await self._gate.begin(call, principal=principal, idempotency_key=idempotency_key)

@@ -175,7 +175,7 @@ class Jobs:
             "boot": self._boot,
             "askedAt": _now_ms(),
             "attached": attached,
-            "argv": _argv(command, arguments, shell or login_shell(environment)),
+            "argv": _argv(command, arguments, shell, environment),
             "env": environment,
         }
         if terminal is not None:
@@ -514,10 +514,19 @@ class Jobs:
         task.add_done_callback(self._tasks.discard)
 
 
-def _argv(command: str, arguments: Sequence[str] | None, shell: Sequence[str]) -> list[str]:
-    """Return the words that start a command: a line for the shell, or words that the shell passes on unread."""
+def _argv(
+    command: str, arguments: Sequence[str] | None, shell: Sequence[str] | None, environment: Mapping[str, str]
+) -> list[str]:
+    """Return the words that start a command: a line for the shell, or words that the shell passes on unread.
+
+    The login shell takes up to some hundred milliseconds to start, so a program that is found without it does not wait
+    for it.
+    """
     if arguments is None:
-        return [*shell, command]
+        return [*(shell or login_shell(environment)), command]
+    if shell is None:
+        known = "/" in arguments[0] or shutil.which(arguments[0], path=environment.get("PATH")) is not None
+        shell = ("/bin/sh", "-c") if known else login_shell(environment)
     if Path(shell[0]).name in _OTHER_SHELLS:
         shell = ("/bin/sh", "-lc")
     return [*shell, 'exec "$@"', "farhand", *arguments]

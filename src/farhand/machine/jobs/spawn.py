@@ -28,13 +28,15 @@ Action = tuple[int, int, int] | tuple[int, int, str, int, int]
 class Spawned(NamedTuple):
     """A running shell and our ends of its pipes, all non-blocking.
 
-    `stdin` is -1 if it has no input, `errors` if its standard error goes to `output`.
+    `stdin` is -1 if it has no input, `errors` if its standard error goes to `output`. `terminal` is the side of its
+    terminal that commands use, to be held open until the shell has exited; -1 if it has none.
     """
 
     pid: int
     output: int
     stdin: int
     errors: int = -1
+    terminal: int = -1
 
 
 def open_workdir(path: str) -> int:

@@ -42,11 +42,12 @@ def spawn_on_terminal(
         pid = start_process(argv, environment, workdir, home, actions)
     except BaseException:
         os.close(master)
-        raise
-    finally:
         os.close(slave)
+        raise
     os.set_blocking(master, False)
-    return Spawned(pid, master, os.dup(master))
+    # The slave side stays open: many programs close all their files just before they exit, and would get SIGHUP if the
+    # master were then closed as at the end of a pipe.
+    return Spawned(pid, master, os.dup(master), terminal=slave)
 
 
 def set_size(master: int, cols: int, rows: int) -> None:

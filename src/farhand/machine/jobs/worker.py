@@ -147,7 +147,7 @@ class Worker:
             spawned = spawn_on_terminal(request["argv"], environment, workdir, self._folder, *self._terminal)
         else:
             spawned = spawn(request["argv"], environment, workdir, self._folder, request["stdin"], attached)
-        self._leader = spawned.pid
+        self._leader, self._slave = spawned.pid, spawned.terminal
         self._stdin = InputChannel(spawned.stdin, None if self._terminal is None else END_OF_INPUT)
         # Less than what is kept, so that nothing is dropped which the reader has not received.
         window = request["outputLimit"] // 2 if attached else None
@@ -321,6 +321,9 @@ class Worker:
                 return
             if pid == self._leader:
                 self._leader_status = status
+                if self._slave >= 0:
+                    os.close(self._slave)
+                    self._slave = -1
                 self._drain_until = time.monotonic() + DRAIN_SECONDS
 
     def _size(self, stream: str) -> int:

@@ -1,0 +1,1 @@
+"""Commands and terminals on other machines, as with ssh."""
