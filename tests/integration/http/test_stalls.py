@@ -16,11 +16,16 @@ from tests.integration.cli.conftest import Command
 from tests.support.harness import ROOT, Answer, GatewayProcess
 
 BACKTRACKING_GLOB = "*?" * 9 + "*!"
+# No call is for these paths; each call is compared with all of them.
+RULES = "".join(f'[[policy.rules]]\ndecision = "deny"\nargs = {{ path = "/nowhere/{n}/*" }}\n' for n in range(20))
 
 
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
-    with GatewayProcess(tmp_path_factory.mktemp("gateway") / "home") as process:
+    home = tmp_path_factory.mktemp("gateway") / "home"
+    home.mkdir(mode=0o700)
+    (home / "farhand.toml").write_text(f"[policy]\n{RULES}")
+    with GatewayProcess(home) as process:
         workspace = process.home / "agents" / "main"
         workspace.mkdir(parents=True, exist_ok=True)
         (workspace / ("a" * 200)).write_text("a\n" * 10)
@@ -107,6 +112,7 @@ def bombs() -> list[Any]:
         "a." * 500_000,
         "../" * 100_000,
         "/" * 1_000_000,
+        "/a" * 500_000,
         "x" * 4_000_000,
         "é" * 1_000_000,
         "\n" * 1_000_000,
