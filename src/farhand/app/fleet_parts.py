@@ -11,6 +11,7 @@ import msgspec
 
 from farhand.api.node_socket.door import NodeServices
 from farhand.app.fleet import Member
+from farhand.gateway.access.standing_approvals import StandingApprovals
 from farhand.gateway.access.tokens import Tokens
 from farhand.gateway.calls.gate import Gate
 from farhand.gateway.control.freeze import Freeze
@@ -45,6 +46,7 @@ class FleetParts:
         gate: Gate,
         freeze: Freeze,
         tokens: Tokens,
+        standing: StandingApprovals,
         *,
         resume: Callable[[], Awaitable[None]],
     ) -> None:
@@ -54,6 +56,7 @@ class FleetParts:
         self._gate = gate
         self._freeze = freeze
         self._tokens = tokens
+        self._standing = standing
         self._clock = services.node_registry.clock
         self._resume = resume
         self.links = FleetLinks(
@@ -72,6 +75,8 @@ class FleetParts:
         self._handlers = {
             "call.ended": self._call_ended,
             "token.": self._tokens_changed,
+            "policy.always_added": self._standing_changed,
+            "policy.always_removed": self._standing_changed,
             "freeze.on": self._frozen,
             "freeze.off": self._thawed,
             "approval.": self._decided,
@@ -103,6 +108,9 @@ class FleetParts:
 
     async def _tokens_changed(self, _: Event) -> None:
         await self._tokens.refresh()
+
+    async def _standing_changed(self, _: Event) -> None:
+        await self._standing.refresh(self._database)
 
     async def _frozen(self, event: Event) -> None:
         said = msgspec.json.decode(event.data, type=_FreezeEvent)

@@ -613,7 +613,7 @@ async def build(
 
     fleet: FleetParts | None = None
     if member is not None:
-        fleet = FleetParts(member, database, services, inventory, gate, freeze, tokens, resume=take_up)
+        fleet = FleetParts(member, database, services, inventory, gate, freeze, tokens, standing, resume=take_up)
     return Parts(
         store,
         secrets,

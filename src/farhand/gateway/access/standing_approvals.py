@@ -16,7 +16,8 @@ import msgspec
 from farhand.gateway.journal import EventJournal
 from farhand.protocol.canonical_json import canonical
 from farhand.protocol.errors import FarhandError
-from farhand.store.tables.standing_approvals import StandingApproval, add_standing, remove_standing
+from farhand.store.ports import Store
+from farhand.store.tables.standing_approvals import StandingApproval, add_standing, all_standing, remove_standing
 from farhand.store.tables.waiting_calls import Approval
 
 # What is not shown whole to a person cannot be approved for always.
@@ -48,6 +49,10 @@ class StandingApprovals:
     def all(self) -> list[StandingApproval]:
         """Return them, oldest first."""
         return sorted(self._by_id.values(), key=lambda one: (one.created_at, one.id))
+
+    async def refresh(self, database: Store) -> None:
+        """Read them again: another gateway of the fleet has added or removed one."""
+        self._by_id = {one.id: one for one in await database.read(all_standing)}
 
     def covering(
         self,

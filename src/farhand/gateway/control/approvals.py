@@ -253,7 +253,7 @@ class Approvals:
                 f"the hash does not match approval {approval.id}; look at it again and answer with its current hash"
             )
         if always:
-            self._standing.check(bytes(opened.record.args))
+            self._standing.check(bytes(request_of(approval).args))
         state = ApprovalState.APPROVED if approve else ApprovalState.DENIED
         now, said = self._clock(), remark[:MOST_REMARK] or None
         if not await self._database.write(
@@ -262,23 +262,23 @@ class Approvals:
             raise _answered(await self.find(approval.id) or approval)
         decided = msgspec.structs.replace(approval, state=state, decided_by=by, decided_at=now, remark=said)
         if always and approve:
-            await self._stand(opened, decided, by)
+            await self._stand(decided, by)
         if approve:
             self._waiting_calls().approve(opened, decided)
         else:
             self._waiting_calls().deny(opened, decided)
         return decided
 
-    async def _stand(self, opened: OpenCall, approval: Approval, by: str) -> None:
+    async def _stand(self, approval: Approval, by: str) -> None:
         """Let later calls run that are exactly the same."""
-        record, request = opened.record, request_of(approval)
+        request = request_of(approval)
         await self._standing.add(
             approval,
-            tool=record.tool,
-            node_id=record.node_id,
-            args=bytes(record.args),
-            credential=record.credential,
-            on_behalf_of=record.on_behalf_of,
+            tool=request.bound.tool,
+            node_id=request.bound.node_id,
+            args=bytes(request.args),
+            credential=request.bound.credential,
+            on_behalf_of=request.bound.on_behalf_of,
             origins=request.origins,
             made_by=by,
         )
