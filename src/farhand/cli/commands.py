@@ -9,11 +9,13 @@ from typing import Any, Final
 
 import click
 
-from farhand.cli.client import Client
+from farhand.cli.client import Client, ClientError, url_path
 from farhand.cli.json_output import group_json_option, json_option
 
 Function = Callable[..., Any]
 
+# How long a shell waits for a completion.
+COMPLETION_SECONDS: Final = 2.0
 SECONDS_PER_UNIT: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
@@ -120,3 +122,35 @@ class Age(click.ParamType):  # type: ignore[type-arg]
 def options_given(**options: Any) -> dict[str, Any]:
     """Return the options that have a value, for a request in which the others must be absent."""
     return {name: value for name, value in options.items() if value is not None}
+
+
+# -- shell completion ---------------------------------------------------------------------------------------
+
+
+def complete_nodes(context: click.Context, _parameter: click.Parameter, typed: str) -> list[str]:
+    """Return the ids of nodes that begin with what was typed."""
+    return [one["node_id"] for one in _known(context, "/v1/nodes", "nodes") if one["node_id"].startswith(typed)]
+
+
+def complete_tools(context: click.Context, _parameter: click.Parameter, typed: str) -> list[str]:
+    """Return the names of tools that begin with what was typed."""
+    return [one["name"] for one in _known(context, "/v1/tools", "tools") if one["name"].startswith(typed)]
+
+
+def complete_parameters(context: click.Context, _parameter: click.Parameter, typed: str) -> list[str]:
+    """Return the parameters of the tool that was typed before, as `path=`."""
+    tool = str(context.params.get("tool") or "")
+    offers = _known(context, url_path("/v1/tools", name=tool), "tools") if tool else []
+    properties = offers[0]["parameters"].get("properties") if len(offers) == 1 else None
+    names = properties if isinstance(properties, dict) else {}
+    return [f"{name}=" for name in names if name.startswith(typed) and name.isidentifier()]
+
+
+def _known(context: click.Context, path: str, key: str) -> list[dict[str, Any]]:
+    """Return what a gateway lists; nothing if none answers, since a completion must not print errors."""
+    client = Client(context.params.get("home"), context.params.get("url"))
+    try:
+        found: list[dict[str, Any]] = client.request("GET", path, seconds=COMPLETION_SECONDS).value[key]
+    except (ClientError, KeyError, TypeError):
+        return []
+    return [one for one in found if all(str(one.get(name, "")).isprintable() for name in ("node_id", "name"))]

@@ -69,6 +69,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "restore": ("admin.backup:restore", "Restore a backup."),
     "host-wrapper": ("admin.host_wrapper:host_wrapper", "Run one allowed command for a sandbox (forced by SSH)."),
     "service": ("setup.service:service", "Run the gateway or the node as a service of the system."),
+    "completion": ("setup.completion:completion", "Print the completion script of a shell."),
     "upgrade": ("setup.upkeep:upgrade", "Upgrade Farhand."),
     "uninstall": ("setup.upkeep:uninstall", "Remove Farhand."),
     "doctor": ("admin.doctor:doctor", "Check this installation."),

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from farhand.cli.client import Client
-from farhand.cli.commands import client_command, client_group
+from farhand.cli.commands import client_command, client_group, complete_nodes, complete_tools
 from farhand.cli.json_output import wants_json
 from farhand.cli.output import (
     Column,
@@ -104,7 +104,7 @@ NODE_COLUMNS = [
 
 
 @client_command
-@click.argument("pattern", required=False)
+@click.argument("pattern", required=False, shell_complete=complete_tools)
 @click.option("--cost", is_flag=True, help="Show the tokens that the agent's tools and prompt cost per request.")
 def tools(pattern: str | None, cost: bool, client: Client) -> None:
     """List the tools that can be called now.
@@ -190,7 +190,7 @@ def nodes(client: Client) -> None:
 
 
 @nodes.command()
-@click.argument("node_id", metavar="ID")
+@click.argument("node_id", metavar="ID", shell_complete=complete_nodes)
 def forget(node_id: str, client: Client) -> None:
     """Remove an offline node from the list. Its token stays valid; revoke it with `farhand token revoke`.
 

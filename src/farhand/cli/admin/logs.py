@@ -8,14 +8,14 @@ from typing import Any
 import click
 
 from farhand.cli.client import Client
-from farhand.cli.commands import client_command
+from farhand.cli.commands import client_command, complete_nodes
 from farhand.cli.output import paint, plain, remark, show
 
 COLOURS = {"ERROR": "red", "WARN": "yellow"}
 
 
 @client_command
-@click.argument("node_id", metavar="NODE")
+@click.argument("node_id", metavar="NODE", shell_complete=complete_nodes)
 @click.option("-n", "--lines", type=click.IntRange(1, 5000), default=100, show_default=True, help="How many, at most.")
 @click.option("--raw", is_flag=True, help="Print the JSON lines as the node wrote them.")
 def logs(node_id: str, lines: int, raw: bool, client: Client) -> None:

@@ -33,7 +33,7 @@ def secret(client: Client) -> None:
     \b
     Examples:
       farhand secret set GITHUB_TOKEN --node ci --tool 'ci__Bash'
-      farhand call ci__Bash command='curl -H "Authorization: Bearer {{secret:GITHUB_TOKEN}}" https://api.github.com'
+      farhand call ci__Bash command='curl -u me:{{secret:GITHUB_TOKEN}} $URL'
     """
     _list(client)
 

@@ -169,7 +169,7 @@ def add(
     Examples:
       farhand cron add standup '0 9 * * MON-FRI' 'Remind me.' --tz Europe/Berlin
       farhand cron add tea 'in 4 minutes' 'The tea is ready.' --delete-after-run
-      farhand cron add report 'every friday at 18:00' 'Report.' --task --timeout 600
+      farhand cron add report 'every friday at 18:00' 'Report.' --task
       farhand cron add disk 'every day at 7' --call nas__Bash command='df -h'
     """
     for_task = {name: value for name in TASK_OPTIONS if (value := options.pop(name)) is not None}

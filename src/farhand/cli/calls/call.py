@@ -15,7 +15,7 @@ from farhand.cli.calls.arguments import ToolSchema, read_arguments
 from farhand.cli.calls.fanout import call_many
 from farhand.cli.calls.output_stream import command_output, write
 from farhand.cli.client import Answer, Client, ClientError, ConnectionLost
-from farhand.cli.commands import client_command, options_given
+from farhand.cli.commands import client_command, complete_parameters, complete_tools, options_given
 from farhand.cli.json_output import wants_json
 from farhand.cli.output import duration, json_text, plain, plain_lines, remark, show, show_failure, show_text
 
@@ -27,8 +27,13 @@ ANNOUNCE_SECONDS = 2.0
 
 
 @client_command
-@click.argument("tool")
-@click.argument("arguments", nargs=-1, metavar="[KEY=VALUE | KEY=@FILE | KEY:=JSON]... | JSON | -")
+@click.argument("tool", shell_complete=complete_tools)
+@click.argument(
+    "arguments",
+    nargs=-1,
+    shell_complete=complete_parameters,
+    metavar="[KEY=VALUE | KEY=@FILE | KEY:=JSON]... | JSON | -",
+)
 @click.option("--timeout", "seconds", type=float, metavar="SECONDS", help="Time limit of the call, such as 20 or 0.5.")
 @click.option("--session", "session_key", metavar="KEY", help="Session of the call.")
 @click.option("--background", is_flag=True, help="Do not wait; print the id of the call.")

@@ -13,7 +13,7 @@ import click
 from farhand.cli.calls.output_stream import command_output, write
 from farhand.cli.calls.prefixes import matching
 from farhand.cli.client import Client, ClientError, url_path
-from farhand.cli.commands import client_command
+from farhand.cli.commands import client_command, complete_nodes
 from farhand.cli.json_output import wants_json
 from farhand.cli.output import (
     Column,
@@ -81,7 +81,7 @@ def ps(node_id: str | None, every: bool, client: Client) -> None:
 
 
 @client_command
-@click.argument("node_id", metavar="NODE")
+@click.argument("node_id", metavar="NODE", shell_complete=complete_nodes)
 @click.argument("job_id", metavar="JOB")
 @click.option("--tail", is_flag=True, help="Start near the end of the output instead of the beginning.")
 def attach(node_id: str, job_id: str, tail: bool, client: Client) -> int:
