@@ -97,7 +97,7 @@ def test_a_conversation_is_typed_line_by_line(house: House, command: Command) ->
         shown = shown.partition(words)[2]
 
     for line, answer in [(f"{session.key} one", "first answer"), ("two", "second answer"), ("/status", "Messages: 4")]:
-        expect("> ")
+        expect(">")
         os.write(main, f"{line}\n".encode())
         expect(answer)
     os.write(main, b"\x04")

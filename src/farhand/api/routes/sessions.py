@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -22,6 +23,7 @@ from farhand.gateway.sessions.runs import Run, RunEvent, RunOptions, RunOutcome
 from farhand.gateway.sessions.sessions import Sessions
 from farhand.gateway.sessions.tools import message_of
 from farhand.llm.errors import NotConfigured
+from farhand.llm.messages import Image, Message, Text
 from farhand.llm.model import Thinking
 from farhand.llm.probe import ProbeResult, probe
 from farhand.protocol.errors import ErrorKind, FarhandError, NotAllowed, ToolError
@@ -29,6 +31,7 @@ from farhand.store.tables.sessions import LISTED, MOST_HISTORY_BYTES, ONCE, Entr
 from farhand.store.tables.usage import Usage, usage_since
 
 MAX_WAIT_SECONDS = 600.0
+_IMAGE = re.compile(r"data:image/[a-z0-9.+-]{1,40};base64,[A-Za-z0-9+/]+={0,2}\Z")
 
 
 class SendRequest(msgspec.Struct):
@@ -38,6 +41,8 @@ class SendRequest(msgspec.Struct):
     thinking: Thinking | None = None
     timeout_seconds: float | None = None
     record: bool = False
+    # Images as `data:image/…;base64,…`.
+    images: list[str] = []
 
 
 class ForkRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -139,7 +144,7 @@ class SessionRoutes:
                 self._sessions.check_model(wanted.model)
             run = await self._sessions.send(
                 request.params["key"],
-                wanted.message,
+                _said(wanted),
                 origin="http",
                 credential=request.credential,
                 options=options,
@@ -352,3 +357,14 @@ def _entry_view(entry: Entry) -> dict[str, Any]:
     if entry.keeps_from is not None:
         view["summary"] = True
     return view
+
+
+def _said(wanted: SendRequest) -> str | Message:
+    """Return the message with its images. Raises Problem for one that is not in the body: nothing is fetched."""
+    if not wanted.images:
+        return wanted.message
+    wrong = next((image for image in wanted.images if not _IMAGE.match(image)), None)
+    if wrong is not None:
+        raise Problem(400, "invalid_request", f"images must be data:image/…;base64,…, not {wrong[:40]!r}")
+    text = (Text(wanted.message),) if wanted.message.strip() else ()
+    return Message("user", (*text, *(Image(image) for image in wanted.images)))
