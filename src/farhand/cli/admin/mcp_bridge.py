@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import json
 import os
@@ -17,6 +18,13 @@ import httpx2
 from farhand.cli.client import Address, tls_context
 
 VERSION_KEY: Final = "io.modelcontextprotocol/protocolVersion"
+# The parameter that the header Mcp-Name repeats, by method.
+NAMING: Final = {
+    "tools/call": "name",
+    "prompts/get": "name",
+    "resources/read": "uri",
+    **dict.fromkeys(("tasks/get", "tasks/update", "tasks/cancel"), "taskId"),
+}
 LOST: Final = -32000
 PARSE_ERROR: Final = -32700
 MAX_LINE_BYTES: Final = 64 * 1024 * 1024
@@ -109,8 +117,8 @@ class Bridge:
         version = _version_of(message)
         if version is None:
             return self._session
-        name = _params(message).get("name")
-        named = {"mcp-name": name} if message.get("method") == "tools/call" and isinstance(name, str) else {}
+        name = _params(message).get(NAMING.get(str(message.get("method")), ""))
+        named = {"mcp-name": _header_value(name)} if isinstance(name, str) else {}
         return {"mcp-protocol-version": version, "mcp-method": str(message.get("method")), **named}
 
     async def _ask(self, message: Json) -> None:
@@ -227,6 +235,13 @@ def _version_of(message: Json) -> str | None:
     meta = _params(message).get("_meta")
     version = meta.get(VERSION_KEY) if isinstance(meta, dict) else None
     return version if isinstance(version, str) else None
+
+
+def _header_value(text: str) -> str:
+    """Return a text as the value of a header; one that headers cannot hold is encoded, as MCP specifies."""
+    if text.isascii() and text.isprintable() and text == text.strip():
+        return text
+    return f"=?base64?{base64.b64encode(text.encode()).decode()}?="
 
 
 def _send(message: Json) -> None:

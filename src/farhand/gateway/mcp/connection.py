@@ -239,7 +239,10 @@ class McpConnection:
                 if self._active:
                     continue
             self._relist.clear()
-            await self._list(client)
+            try:
+                await self._list(client)
+            except TimeoutError:
+                raise Failed(f"the server did not answer within {ANSWER_SECONDS:g} s") from None
 
     async def _list(self, client: Client) -> None:
         from mcp_types import PaginatedRequestParams  # noqa: PLC0415

@@ -34,6 +34,8 @@ WAIT_SECONDS: Final = 20.0
 # A node that disconnects may return within this time; the server runs on meanwhile.
 RETURN_SECONDS: Final = 60.0
 RETRY_SECONDS: Final = 0.5
+# A server that writes more must wait: reading its messages takes time of the gateway.
+MAX_LINES_PER_SECOND: Final = 2000
 
 
 class ServerEnded(Failed):
@@ -111,6 +113,7 @@ class _Relay:
             found = read_answer(self._machine, answer, Lines)
             for line in found.lines:
                 yield line
+            await asyncio.sleep(len(found.lines) / MAX_LINES_PER_SECOND)
             after = max(after, found.last)
             if found.exited:
                 said = one_line(found.errors[-1000:], 1000)
