@@ -45,6 +45,7 @@ DUPLICATE_CLASSES = {
 }
 # Imports of our own modules inside a function: importing module, imported module, reason.
 LATE_IMPORTS = {
+    ("farhand.cli.agent.chat", "farhand.cli.agent.chat_terminal"): "prompt_toolkit and rich, for a terminal only",
     ("farhand.cli.copy.upload", "farhand.gateway.transfers.workspace_endpoint"): "loads much of the gateway",
     ("farhand.cli.main", "farhand.cli.output"): "the command line starts without it",
     ("farhand.cli.remote.attach", "farhand.cli.remote.terminal"): "`farhand run` starts without asyncio",

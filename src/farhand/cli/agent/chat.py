@@ -62,10 +62,10 @@ def chat(message: str | None, key: str, model: str | None, record: str | None, c
 
 def _converse(client: Client, key: str, options: dict[str, Any], record: str | None) -> int:
     # Loaded only here: these libraries take longer to load than a single message needs.
-    from farhand.cli.agent.chat_terminal import Chat, can_converse  # noqa: PLC0415
+    from farhand.cli.agent.chat_terminal import TerminalChat, can_converse  # noqa: PLC0415
 
     if can_converse():
-        return Chat(client, key, options, record).run()
+        return TerminalChat(client, key, options, record).run()
     exchange = plain_exchange(client, key, as_json=False)
     while True:
         try:

@@ -90,7 +90,7 @@ class PlainView:
         self.pause()
 
 
-class Exchange:
+class ChatExchange:
     """Sends messages to one session and shows the runs."""
 
     def __init__(self, client: Client, key: str, view: View, *, ask: bool, quiet: bool = False) -> None:
@@ -177,9 +177,9 @@ class Exchange:
                     file.write(event["line"])
 
 
-def plain_exchange(client: Client, key: str, *, as_json: bool) -> Exchange:
+def plain_exchange(client: Client, key: str, *, as_json: bool) -> ChatExchange:
     """Return an exchange that prints plain text, or nothing for --json."""
-    return Exchange(client, key, PlainView(None if as_json else sys.stdout), ask=not as_json, quiet=as_json)
+    return ChatExchange(client, key, PlainView(None if as_json else sys.stdout), ask=not as_json, quiet=as_json)
 
 
 def arguments_line(text: str, longest: int = MAX_ARGUMENT_CHARACTERS) -> str:

@@ -17,11 +17,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from farhand.cli.agent.chat_exchange import Exchange
+from farhand.cli.agent.chat_exchange import ChatExchange
 from farhand.cli.agent.chat_images import ImageError, read_image, with_images
 from farhand.cli.agent.chat_keyboard import Keyboard
 from farhand.cli.agent.chat_undo import undo_last
-from farhand.cli.agent.chat_view import TerminalView
+from farhand.cli.agent.chat_view import ChatView
 from farhand.cli.client import Client, ClientError, NoGateway, url_path
 from farhand.cli.output import ago, plain, remark
 
@@ -69,7 +69,7 @@ class SlashCompleter(Completer):
             yield from self._paths.get_completions(Document(path), complete_event)
 
 
-class Chat:
+class TerminalChat:
     """One conversation after the other, until the user leaves."""
 
     def __init__(self, client: Client, key: str, options: dict[str, Any], record: str | None) -> None:
@@ -78,7 +78,7 @@ class Chat:
         self._record = record
         self._console = Console(highlight=False)
         self._keyboard = Keyboard()
-        self._view = TerminalView(client, self._console, self._keyboard)
+        self._view = ChatView(client, self._console, self._keyboard)
         self._images: list[str] = []
         self._listed: list[str] = []
         self._prompt: PromptSession[str] = PromptSession(
@@ -179,7 +179,7 @@ class Chat:
 
     def _go_to(self, key: str) -> None:
         self._key = key
-        self._exchange = Exchange(self._client, key, self._view, ask=True)
+        self._exchange = ChatExchange(self._client, key, self._view, ask=True)
 
     def _resume(self, rest: str) -> bool:
         if rest.isdecimal() and 1 <= int(rest) <= len(self._listed):

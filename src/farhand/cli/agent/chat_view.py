@@ -49,7 +49,7 @@ class Card:
         return name.lower()
 
 
-class TerminalView:
+class ChatView:
     """Shows runs with rich: finished blocks are printed, the rest is redrawn until it is finished."""
 
     def __init__(self, client: Client, console: Console, keyboard: Keyboard) -> None:
