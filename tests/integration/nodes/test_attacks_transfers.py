@@ -41,8 +41,10 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess
 class Sender:
     """A node that is asked for one file and sends another, under a name of its choice."""
 
-    def __init__(self, socket: Any, name: str, manifest: bytes, contents: list[bytes], *, folder: bool) -> None:
-        self.socket, self.name, self.folder = socket, name, folder
+    def __init__(
+        self, socket: Any, name: str, manifest: bytes, contents: list[bytes], *, folder: bool, files: int | None
+    ) -> None:
+        self.socket, self.name, self.folder, self.files = socket, name, folder, files
         self.parts = [manifest, *contents]
 
     async def serve(self) -> None:
@@ -56,7 +58,7 @@ class Sender:
                 offer = {
                     "name": self.name,
                     "folder": self.folder,
-                    "files": len(self.parts) - 1,
+                    "files": len(self.parts) - 1 if self.files is None else self.files,
                     "size": len(whole) - len(self.parts[0]),
                     "manifest_bytes": len(self.parts[0]),
                     "manifest_digest": blake3(self.parts[0]).hexdigest(),
@@ -81,13 +83,19 @@ class Sender:
 
 @contextlib.asynccontextmanager
 async def sending(
-    gateway: GatewayProcess, name: str, manifest: bytes, contents: list[bytes], *, folder: bool = False
+    gateway: GatewayProcess,
+    name: str,
+    manifest: bytes,
+    contents: list[bytes],
+    *,
+    folder: bool = False,
+    files: int | None = None,
 ) -> AsyncIterator[None]:
     url = f"{gateway.ws_url}?token={SHARED_TOKEN}"
     async with websockets.connect(url, ping_interval=None, compression=None, max_size=None) as socket:
         await socket.send(json.dumps(hello("evil")))
         await socket.recv()
-        task = asyncio.create_task(Sender(socket, name, manifest, contents, folder=folder).serve())
+        task = asyncio.create_task(Sender(socket, name, manifest, contents, folder=folder, files=files).serve())
         try:
             yield
         finally:
@@ -159,3 +167,19 @@ def test_a_rule_that_stops_a_file_stops_a_copy_into_its_folder(gateway: GatewayP
                 assert answer["error"]["kind"] == "not_allowed" and "no plans" in str(answer), answer
 
     asyncio.run(attack())
+
+
+@pytest.mark.parametrize(("folder", "files"), [(False, 1), (False, 200), (True, 1), (True, 0)])
+def test_a_node_sends_no_other_files_than_it_offered(gateway: GatewayProcess, folder: bool, files: int) -> None:
+    """The policy judges the transfer of a folder by its offer, and the number of files is limited by it."""
+    entries = [ManifestEntry(f"{number}", EntryKind.FILE, 1) for number in range(200)]
+
+    async def attack() -> None:
+        manifest = Manifest(entries).encoded
+        async with sending(gateway, "in", manifest, [b"x"] * len(entries), folder=folder, files=files):
+            ends = {"source": "evil:in", "destination": "gsv:new/in"}
+            answer = await gateway.ainvoke("gsv__Transfer", ends)
+            assert answer["ok"] is False and "not the one that was offered" in answer["error"]["message"], answer
+
+    asyncio.run(attack())
+    assert not (gateway.home / "agents" / "main" / "new").exists()

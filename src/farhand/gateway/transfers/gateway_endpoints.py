@@ -284,6 +284,9 @@ class OwnReceiver(_OwnEnd):
         if part == 0:
             self._manifest = await asyncio.to_thread(Manifest.decode, bytes(self._arriving))
             self._arriving.clear()
+            assert self._offer is not None
+            if (self._manifest.single, self._manifest.files) != (not self._offer.folder, self._offer.files):
+                raise Failed("the list of files that arrived is not the one that was offered")
         manifest = self._manifest
         assert manifest is not None
         if part == len(manifest.entries):
