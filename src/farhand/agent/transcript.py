@@ -34,8 +34,7 @@ def mend(messages: Sequence[Message]) -> list[Message]:
     """Return the conversation in valid form. A valid conversation is returned unchanged.
 
     Results follow their call in call order, a call without one gets the result `outcome unknown: …`, and results
-    without
-    a call are dropped.
+    without a call are dropped.
     """
     mended: list[Message] = []
     waiting: dict[str, Message | None] = {}

@@ -45,7 +45,7 @@ def test_everything_a_run_changed_is_undone(house: House, tmp_path: Path) -> Non
         assert "not undone: bench__Bash" in done.out and "trial" in done.out
         assert there.read_text() == "one\n" and not own.exists() and not (node.workspace / "tried.txt").exists()
         report = house.gateway.request("POST", f"/v1/runs/{run}/undo", {"dry_run": True}).json()
-        assert [one["tool"] for one in report["calls"]][0] == "bench__Trial", "newest first"
+        assert report["calls"][0]["tool"] == "bench__Trial", "newest first"
         assert report["undone"] == 0 or all(one["reason"] for one in report["calls"] if not one["undone"])
 
 

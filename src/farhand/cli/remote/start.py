@@ -31,8 +31,8 @@ def started(
 ) -> dict[str, Any]:
     """Make a call and return its end; announces a required approval. `on_id` gets the id of the call at once.
 
-    `ask`: on a terminal, the user may decide about the approval.
-    Raises ClientError, and ConnectionLost if the gateway stopped meanwhile.
+    `ask`: on a terminal, the user may decide about the approval. Raises ClientError, and ConnectionLost if the gateway
+    stopped meanwhile.
     """
     headers = {"Accept": "text/event-stream"}
     with (

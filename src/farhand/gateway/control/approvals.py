@@ -132,8 +132,8 @@ class Approvals:
         notify: Callable[[Approval], Awaitable[None]],
     ) -> None:
         """`waiting_calls` returns the calls that wait, which in turn ask here. `standing` takes the answers that hold
-        for always. `lineage` returns a credential with
-        those that made it. `notify` sends the question to the approvers in the settings, on their channels, once."""
+        for always. `lineage` returns a credential with those that made it. `notify` sends the question to the approvers
+        in the settings, on their channels, once."""
         self._database = database
         self._waiting_calls = waiting_calls
         self._clock = clock

@@ -104,8 +104,7 @@ class Freeze:
         first_number: int = 1,
     ) -> None:
         """`stop_runs` stops the agents' runs, for a reason, and returns their number; `end_jobs` ends every command on
-        the
-        gateway's own machine; `thawed` are called once everything may run again.
+        the gateway's own machine; `thawed` are called once everything may run again.
         """
         self._freeze_state = freeze_state
         self._hold = hold

@@ -140,8 +140,7 @@ class Direct:
         """Yield events as they happen. Closing this early ends what runs.
 
         Raises ToolError or ItemFailed for a tool that failed, NoModel, StoreError, IdempotencyConflict; errors in the
-        turn
-        itself are raised before the first event.
+        turn itself are raised before the first event.
         """
         if turn.text.lower() == NEW:
             await self._start_afresh(turn)
@@ -215,8 +214,7 @@ class Direct:
         """Store the user's message.
 
         Returns None, and stores nothing, in a chat of another credential that this one may not read: a tool still
-        answers,
-        and the agent does if its conversation there belongs to this credential.
+        answers, and the agent does if its conversation there belongs to this credential.
         """
         now = self._clock()
         self._budget.take(turn.credential, sum(len(text) for _, text in turn.messages), now)

@@ -59,8 +59,7 @@ class Forks:
         """Create a session with the messages up to an event of the journal, or up to a message; by default all.
 
         A call and its result stay together: if the point is between them, both are left out. The copies count as sent
-        by
-        `credential`. Raises NotFound, InvalidArgs, NotAllowed for a key that the credential may not use, OverBudget,
+        by `credential`. Raises NotFound, InvalidArgs, NotAllowed for a key that the credential may not use, OverBudget,
         IdempotencyConflict, StoreError.
         """
         if event is not None and message is not None:

@@ -59,8 +59,7 @@ class RunCalls:
     ) -> None:
         """`stopped` returns why the run is being stopped, if it is. `origins`: where the run comes from. `only`: the
         tools of a read-only run, by name; without it, those of the catalog. `pinned`: the tools of some machines only;
-        of
-        these, a read-only run has those that only read. `asked` is called when a call waits for approval.
+        of these, a read-only run has those that only read. `asked` is called when a call waits for approval.
         """
         self._gate = gate
         self._node_registry = node_registry

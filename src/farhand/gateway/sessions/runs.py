@@ -149,8 +149,7 @@ class Run:
         """Wait for the end of the run and return its outcome.
 
         Raises TimeoutError if that takes longer (the run continues), Failed if the gateway stops before (the run
-        continues
-        after its next start).
+        continues after its next start).
         """
         async with asyncio.timeout(seconds):
             return await asyncio.shield(self._end)

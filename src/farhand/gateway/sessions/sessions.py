@@ -123,12 +123,9 @@ class Sessions:
         """Send a message to a session. Returns once it is on disk; await the run's `reply()` for the outcome.
 
         `origin` is where it came from (`http`, `cron:<job>`, `telegram` …). The agent acts on behalf of `credential`,
-        with
-        its rights and no others. `channel` is where answers of this session go from now on; `history` is the beginning
-        of
-        a new session. A text that is a command (`/new`, `/stop` …) is carried out at once. `own_key`: the gateway made
-        the
-        key, not the caller.
+        with its rights and no others. `channel` is where answers of this session go from now on; `history` is the
+        beginning of a new session. A text that is a command (`/new`, `/stop` …) is carried out at once. `own_key`: the
+        gateway made the key, not the caller.
 
         Raises InvalidArgs for an invalid key or message; NotAllowed for a token without the scope `read` in a session
         that is not its own, or that would start one with a reserved key; Failed if too many messages wait;
@@ -388,8 +385,7 @@ class Sessions:
 
     def joining(self, run: Run) -> list[Run]:
         """Return waiting messages that may join a run: those of the credential on whose behalf it acts, and with the
-        same
-        origins for the policy.
+        same origins for the policy.
         """
         lane = self._lanes.get(run.session_key)
         if lane is None or run.stopping is not None or run.options.pin is not None:

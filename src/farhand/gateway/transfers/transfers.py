@@ -205,8 +205,7 @@ class Transfers:
         """Record a transfer and start it. If its id is known already, return that transfer.
 
         `claim` may name an earlier transfer for the same request. An end in `own` is not resolved: its endpoint is only
-        a
-        name. Raises InvalidArgs, NotFound, Failed before anything was done, and StoreError.
+        a name. Raises InvalidArgs, NotFound, Failed before anything was done, and StoreError.
         """
         if (known := self._open.get(transfer_id) or await self.find(transfer_id)) is not None:
             return known
@@ -398,8 +397,7 @@ class Transfers:
 
     def redeem(self, ticket: str, address: str) -> Callable[[socket.socket | None], None] | None:
         """Return the function that takes the connection for a ticket; None if the ticket is unknown, used, or comes
-        from
-        another address than its node.
+        from another address than its node.
         """
         found = self._tickets.get(ticket)
         if found is None or found[2] != address:
@@ -443,8 +441,7 @@ class Transfers:
     @contextlib.asynccontextmanager
     async def _slot(self, opened: OpenTransfer) -> AsyncIterator[None]:
         """Wait for a slot among the active transfers. Nodes and tokens have a limit each, so that a stalled one blocks
-        only
-        its own.
+        only its own.
         """
         nodes = {end.node_id for end in (opened.source, opened.destination) if end.node_id and not end.in_workspace}
         async with contextlib.AsyncExitStack() as places:

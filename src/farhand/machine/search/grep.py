@@ -81,11 +81,11 @@ def grep_files(
 ) -> tuple[list[Match], bool]:
     """Return the matching lines in a folder or file, by path and line, and whether there are more.
 
-    Links are followed; what they reach outside of the roots is not returned. Files that are not UTF-8 text are
-    skipped. `include` and `exclude` are compared with file names; with `by_path`, patterns with a slash are compared
-    with paths below the folder. At most `width` characters of a line are returned. Without `ignored`, files listed in a
-    `.gitignore` of the folder are skipped, and `.git`.
-    Raises BadPattern for the expression, InvalidArgs for `include`, NotFound or NotAllowed for the path, Timeout.
+    Links are followed; what they reach outside of the roots is not returned. Files that are not UTF-8 text are skipped.
+    `include` and `exclude` are compared with file names; with `by_path`, patterns with a slash are compared with paths
+    below the folder. At most `width` characters of a line are returned. Without `ignored`, files listed in a
+    `.gitignore` of the folder are skipped, and `.git`. Raises BadPattern for the expression, InvalidArgs for `include`,
+    NotFound or NotAllowed for the path, Timeout.
     """
     check_path_text("pattern", pattern)
     expression = _by_line(pattern)
