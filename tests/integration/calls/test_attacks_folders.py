@@ -162,3 +162,57 @@ def test_an_undo_in_a_workspace_is_judged_by_the_path_there(gateway: GatewayProc
         assert undone["state"] == ("denied" if stopped else "ok"), undone
         content = (gateway.home / "agents" / agent / name).read_text()
         assert content == ("new" if stopped else "old")
+
+
+PATCH = "*** Begin Patch\n*** Update File: private/x\n@@\n-hunter2\n+y\n*** End Patch"
+
+
+@pytest.fixture
+def private(gateway: GatewayProcess) -> Path:
+    file = gateway.home / "agents" / "main" / "private" / "x"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(WORD)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("tool", "args"),
+    [
+        ("read", {"path": "private/x"}),
+        ("read", {"file_path": "./private//x"}),
+        ("read", {"path": "{file}"}),
+        ("grep", {"pattern": "hunter", "path": "private"}),
+        ("grep", {"pattern": "hunter"}),
+        ("glob", {"pattern": "p*/*"}),
+        ("edit", {"path": "private/x", "old_text": "h", "new_text": "i"}),
+        ("write", {"path": "private/x", "content": "i"}),
+        ("apply_patch", {"patch": PATCH}),
+        ("gsv__ReadFile", {"path": "/private/x"}),
+        ("gsv__ReadFile", {"path": "agents/main/private/x"}),
+        ("gsv__DeleteFile", {"path": "private/x"}),
+        ("gsv__Transfer", {"source": "gsv:private/x", "destination": "hands:y"}),
+    ],
+)
+def test_no_tool_of_the_gateway_reaches_what_a_rule_protects(
+    gateway: GatewayProcess, private: Path, tool: str, args: dict[str, str]
+) -> None:
+    named = {name: value.replace("{file}", str(private)) for name, value in args.items()}
+    called = invoke(gateway, tool, named)
+    assert called["state"] == "denied" and WORD not in str(called), called
+    assert private.read_text() == WORD
+
+
+@pytest.mark.parametrize("path", ["private/x", "./private/x", "private//x", "{file}"])
+@pytest.mark.parametrize("tool", ["read_file", "update_file", "create_file"])
+def test_the_direct_door_does_not_reach_what_a_rule_protects(
+    gateway: GatewayProcess, private: Path, tool: str, path: str
+) -> None:
+    arguments = {"path": path.replace("{file}", str(private))}
+    if tool != "read_file":
+        arguments["content"] = "new"
+    said = [{"role": "user", "type": "message", "content": [{"type": "text", "text": "x"}]}]
+    body = {"input": said, "session_id": "s", "user_id": "u", "channel": "console", "stream": False}
+    body["biz_params"] = {"tool": {"name": tool, "input": arguments}}
+    answered = gateway.request("POST", "/agent/process", body)
+    assert answered.status == 403 and WORD.encode() not in answered.body, answered
+    assert private.read_text() == WORD
