@@ -25,6 +25,7 @@ from farhand.api.server.browser_sessions import BrowserSessions, SessionLimits
 from farhand.api.server.connection_limits import ConnectionLimits
 from farhand.api.server.guard import Guard, GuardSettings
 from farhand.api.server.http_protocol import HttpConnection
+from farhand.api.server.id_prefixes import IdPrefixes
 from farhand.api.server.idempotency import Repeats
 from farhand.api.server.openapi import openapi_routes
 from farhand.api.server.origins import parse_host
@@ -203,6 +204,7 @@ class Gateway:
             Repeats(database, clock),
             parts.oauth.recognise,
             public_url,
+            id_prefixes=IdPrefixes(database),
             held=lambda: parts.freeze.order,
             note=note,
         )

@@ -254,7 +254,7 @@ def test_follow_prints_the_output_as_it_comes_and_then_how_it_ended(command: Com
     go.touch()
     out, err = process.communicate(timeout=60)
     assert out == "last\n" and err.startswith("failed: exit status 3 after ")
-    assert process.returncode == 0  # the call succeeded: it told how the command failed
+    assert process.returncode == 1  # as the command failed
 
 
 def test_follow_of_a_call_that_fails_has_status_1(command: Command, hands: NodeProcess) -> None:

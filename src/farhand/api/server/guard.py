@@ -31,6 +31,7 @@ from farhand.api.server.http import (
     respond,
     too_large,
 )
+from farhand.api.server.id_prefixes import IdPrefixes
 from farhand.api.server.idempotency import Repeats
 from farhand.api.server.large_bodies import PIECE_BYTES, redacted
 from farhand.api.server.origins import DEFAULT_PORTS, Host, Origin, parse_host, parse_origin
@@ -128,6 +129,7 @@ class Guard:
         access_token: Callable[[str], Awaitable[Credential | None]],
         public_url: PublicUrl,
         *,
+        id_prefixes: IdPrefixes,
         held: Callable[[], FreezeOrder | None] = lambda: None,
         note: Callable[[str, str, Mapping[str, Any]], None] = lambda *_: None,
     ) -> None:
@@ -136,6 +138,7 @@ class Guard:
         """
         self.secrets = secrets
         self._repeats = repeats
+        self._id_prefixes = id_prefixes
         self._access_token = access_token
         self._public_url = public_url
         self._router = router
@@ -210,7 +213,7 @@ class Guard:
                 receive = self._received_while_valid(receive, caller.ending)
             request = Request(scope, receive, headers, credential, most)
             request.session_id = caller.session_id
-            request.params = params
+            request.params = params if route.scope is None else await self._id_prefixes.complete(params)
             steering.allowed.set(request.principal.may_steer)  # each request is a task of its own
             reply = await self._serve(route, request, asked_id)
             request_id = request.id

@@ -24,6 +24,8 @@ GRACE_SECONDS = 15.0
 FIRST_POLL_SECONDS = 0.02
 MAX_POLL_SECONDS = 1.0
 ANNOUNCE_SECONDS = 2.0
+# The ends of the names of tools that run a command.
+SHELL_TOOLS = ("bash", "exec")
 
 
 @client_command
@@ -68,7 +70,8 @@ def call(
 
     --follow prints the output of a command as it arrives (with --json on standard error), and then how the call ended.
 
-    The exit status is 0 only if the call succeeds; with --on, only if it succeeds on every node. Ctrl-C cancels the
+    The exit status is 0 only if the call succeeds and, for a shell tool, the command ends with status 0; with --on,
+    only if that holds for every node. `farhand run` passes on the status of a command. Ctrl-C cancels the
     call, unless it is in the background or has an idempotency key.
 
     \b
@@ -122,7 +125,17 @@ def call(
         fate = "the call goes on: see `farhand calls`" if background or headers else "the gateway cancels the call"
         raise ClientError("interrupted", f"interrupted; {fate}") from None
     show(answer, lambda ended: _show_call(client, tool, ended))
-    return 0 if answer.value["ok"] else 1
+    return 0 if answer.value["ok"] and _command_succeeded(tool, answer.value.get("result")) else 1
+
+
+def _command_succeeded(tool: str, result: Any) -> bool:
+    """Return False for a command of a shell tool that ended otherwise than with exit status 0."""
+    if not isinstance(result, dict) or not tool.casefold().endswith(SHELL_TOOLS):
+        return True
+    content = result.get("content")
+    if isinstance(content, str) and content.startswith("exit code: "):
+        return content.split("\n", 1)[0] == "exit code: 0"
+    return result.get("exitCode", 0) in (0, None) and not result.get("signal") and not result.get("timedOut")
 
 
 def _suggest(client: Client, tool: str, message: str) -> None:
@@ -217,7 +230,8 @@ def _follow(client: Client, body: dict[str, Any], headers: dict[str, str]) -> in
         fate = ended["error"]["message"] if "error" in ended else f"the call had already ended: {ended['state']}"
         raise ClientError("interrupted", f"interrupted; {plain_lines(fate)}") from None
     show(answer, lambda record: _show_followed(record, printed))
-    return 0 if answer.value["state"] == "ok" else 1
+    succeeded = _command_succeeded(body["tool"], answer.value.get("result"))
+    return 0 if answer.value["state"] == "ok" and succeeded else 1
 
 
 def _poll(client: Client, path: str, states: tuple[str, ...], prompt: ApprovalPrompt | None = None) -> Answer:

@@ -132,7 +132,7 @@ def attach(node_id: str, job_id: str, tail: bool, client: Client) -> int:
 
 
 @client_command
-@click.argument("node_id", metavar="NODE")
+@click.argument("node_id", metavar="NODE", shell_complete=complete_nodes)
 @click.argument("job_id", metavar="JOB")
 @click.option("--signal", "name", default="TERM", show_default=True, metavar="NAME", help="TERM, KILL, INT, HUP, …")
 def kill(node_id: str, job_id: str, name: str, client: Client) -> None:

@@ -17,7 +17,7 @@ import click
 
 from farhand.cli.calls.output_stream import command_output, write
 from farhand.cli.client import Client, ClientError, ConnectionLost, NoGateway, Upload
-from farhand.cli.commands import Age, client_options
+from farhand.cli.commands import Age, client_options, complete_nodes
 from farhand.cli.json_output import wants_json
 from farhand.cli.output import plain_lines, remark, show_json
 from farhand.cli.remote.attach import open_terminal
@@ -45,7 +45,7 @@ class Seconds(Age):
 # Options after NODE belong to the command.
 @click.command(context_settings={"allow_interspersed_args": False})
 @client_options
-@click.argument("node_id", metavar="NODE")
+@click.argument("node_id", metavar="NODE", shell_complete=complete_nodes)
 @click.argument("words", nargs=-1, required=True, metavar="[--] CMD [ARG]...", type=click.UNPROCESSED)
 @click.option("--cwd", metavar="DIR", help="Folder of the command, on the node.  [the node's workspace]")
 @click.option("--env", "variables", multiple=True, metavar="K=V", help="Set a variable of the command; repeatable.")

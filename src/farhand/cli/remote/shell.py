@@ -8,7 +8,7 @@ import click
 
 from farhand.cli.calls.prefixes import matching
 from farhand.cli.client import Client
-from farhand.cli.commands import client_command
+from farhand.cli.commands import client_command, complete_nodes
 from farhand.cli.json_output import wants_json
 from farhand.cli.output import Column, ago, id_column, remark, show_list
 from farhand.cli.remote.attach import attach, open_terminal
@@ -27,7 +27,7 @@ COLUMNS = [
 
 
 @client_command
-@click.argument("node_id", metavar="NODE", required=False)
+@click.argument("node_id", metavar="NODE", required=False, shell_complete=complete_nodes)
 @click.option("--attach", "terminal_id", metavar="ID", help="Attach to a terminal of `farhand terminals` instead.")
 @click.option("--cwd", metavar="DIR", help="Folder of the shell, on the node.  [the node's workspace]")
 @click.option("--detach", "-d", is_flag=True, help="Do not attach; print the id of the terminal.")
