@@ -26,6 +26,7 @@ from farhand.protocol.names import spellings, validate_node_id
 LONGEST_SECONDS = 24 * 3600
 WRONG_CODE = "this code is wrong, was used, or is too old; `farhand node pair` makes another"
 PIECE = 256 * 1024
+LONGEST_CODE = 100
 MOST_LIMITS = 100
 
 
@@ -179,7 +180,7 @@ class PairingRoutes:
 
     def _valid(self, text: str) -> PairingCode:
         """Return an open code whose maker may still add machines. Raises Problem."""
-        code = self._pairing.find(text[:100])
+        code = self._pairing.find(text) if len(text) <= LONGEST_CODE else None
         # The rights its maker has now: a code ends with the token that made it.
         maker = None if code is None else self._credentials.named(code.made_by)
         if code is None or maker is None or not maker.may(Scope.PAIR):
