@@ -23,8 +23,8 @@ MakeModel = Callable[[str, str, ProviderSettings, ModelSettings, str, Connection
 REPLAY = "replay:"
 RETRIES_BEFORE_FALLBACK = 2
 UNSET = (
-    "No model is set up: run `farhand setup`, or set FARHAND_MODEL to a model's name, with OPENAI_API_KEY for OpenAI or "
-    "OPENAI_BASE_URL for any compatible server (LM Studio, Ollama, vLLM), or name one under [agent] model in "
+    "No model is set up: run `farhand setup`, or set FARHAND_MODEL to a model's name, with OPENAI_API_KEY for OpenAI "
+    "or OPENAI_BASE_URL for any compatible server (LM Studio, Ollama, vLLM), or name one under [agent] model in "
     "farhand.toml."
 )
 
