@@ -35,6 +35,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "terminals": ("remote.shell:terminals", "List the terminals on the nodes."),
     "tools": ("admin.listing:tools", "List the tools that can be called."),
     "nodes": ("admin.listing:nodes", "List the registered nodes."),
+    "migrate": ("admin.migrate:migrate", "Move this home into a shared database, or back."),
     "fleet": ("admin.fleet:fleet", "List the gateways that serve together."),
     "calls": ("calls.calls:calls", "List calls; show or cancel one."),
     "approvals": ("calls.approvals:approvals", "Show the calls that wait for approval."),

@@ -183,6 +183,10 @@ class Freeze:
                 return
             if order is None:
                 await in_own_thread(self._freeze_state.thaw, self._node_registry.clock())
+                for node in self._node_registry.nodes.values():
+                    if node.connection is not None:
+                        node.connection.frozen = None
+                self._fates.clear()
                 self._hold.order = None
                 self._own = UNSET
                 for notify in self._thawed:
