@@ -27,7 +27,7 @@ from farhand.machine.files.private_files import write_private
 from farhand.store.group_commit import GroupCommit
 from farhand.store.journal.seal import KEY_FILE, load_key
 from farhand.store.ports import StoreError, Tx
-from farhand.store.tables.fleet import Replica, leave_fleet, own_unowned, owned, replicas
+from farhand.store.tables.fleet import Replica, leave_fleet, other_worker, own_unowned, owned, replicas
 from farhand.store.tables.tokens import get_meta, set_meta, token_hash
 
 SCHEMES: Final = ("postgresql", "postgres")
@@ -80,6 +80,11 @@ class Member:
     def owned(self, table: str) -> Callable[[Tx], set[str]]:
         """Return the query for the ids of open work in a table that belong to this gateway."""
         return lambda tx: owned(tx, table, self.id)
+
+
+def session_workers(member: Member | None) -> Callable[[Tx, str], str | None]:
+    """Return the query for another gateway that works on a session."""
+    return lambda tx, key: None if member is None else other_worker(tx, key, member.id)
 
 
 async def join(home: Path, config: Config, database: GroupCommit, stack: contextlib.AsyncExitStack) -> Member:

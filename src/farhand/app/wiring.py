@@ -47,7 +47,7 @@ from farhand.api.routes.trials import TrialRoutes
 from farhand.api.routes.workspace import WorkspaceRoutes
 from farhand.api.server.router import Route, routes_of
 from farhand.api.terminals.routes import TerminalRoutes
-from farhand.app.fleet import Member, check_fleet_settings, fleet_routes, join, open_shared_store
+from farhand.app.fleet import Member, check_fleet_settings, fleet_routes, join, open_shared_store, session_workers
 from farhand.app.fleet_parts import FleetParts, LazyFleet
 from farhand.app.mcp import end_with_servers, local_host, open_door, open_mcp
 from farhand.app.messaging import Messaging
@@ -448,6 +448,7 @@ async def build(
         describe_model=turns.model_name,
         check_model=turns.check_model,
         freeze=lambda by, reason: freeze.asked_in_a_chat(by, reason),
+        worked_on_by=session_workers(member),
         budget=budget,
         invalid=credentials.ended,
     )

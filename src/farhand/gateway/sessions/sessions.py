@@ -77,12 +77,14 @@ class Sessions:
         check_model: Callable[[str], str] = lambda name: name,
         freeze: Callable[[str, str], Awaitable[str]] | None = None,
         budget: DailyBudget | None = None,
+        worked_on_by: Callable[[Tx, str], str | None] = lambda _, __: None,
         invalid: Callable[[Iterable[str]], str | None] = lambda _: None,
     ) -> None:
         """`check_model` returns a model's full name, or raises InvalidArgs if it cannot be used. `freeze` stops
         everything, in a person's name and for a reason, and returns the reply. `invalid` returns why one of these
-        credentials was revoked or has expired.
+        credentials was revoked or has expired. `worked_on_by` returns another gateway that works on a session.
         """
+        self._worked_on_by = worked_on_by
         self._invalid = invalid
         self._database = database
         self._work = work
@@ -195,6 +197,8 @@ class Sessions:
                     raise IdempotencyConflict(f"the idempotency key {idempotency_key!r} was used for another request")
                 if first != record.id:
                     return first
+            if (other := self._worked_on_by(store, key)) is not None:
+                raise Failed(f"gateway {other} works on this session; send the message there, or try again later")
             known = sessions.add_session(store, session)
             if channel is not None:
                 sessions.change_session(store, key, channel=msgspec.Raw(msgspec.json.encode(dict(channel))))

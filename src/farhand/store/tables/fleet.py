@@ -126,6 +126,14 @@ def owner_of(tx: Tx, call_id: str) -> str | None:
     return None if not rows or rows[0][0] is None else str(rows[0][0])
 
 
+def other_worker(tx: Tx, key: str, replica: str) -> str | None:
+    """Return another gateway that works on a session, if there is one."""
+    rows = tx.execute(
+        "SELECT replica FROM runs WHERE session_key = ? AND ended_at IS NULL AND replica <> ? LIMIT 1", (key, replica)
+    ).fetchall()
+    return str(rows[0][0]) if rows else None
+
+
 def open_among(tx: Tx, call_ids: Sequence[str]) -> set[str]:
     """Return those of some calls that are open, whoever owns them."""
     if not call_ids:
