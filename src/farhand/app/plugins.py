@@ -29,7 +29,10 @@ OBJECTS: Final = "farhand.objects"
 TOOLS: Final = "farhand.tools"
 BUILT_IN: Final = {
     CHANNELS: KINDS,
-    MODELS: {"openai": "farhand.llm.openai:OpenAIModel"},
+    MODELS: {
+        "anthropic": "farhand.llm.anthropic:AnthropicModel",
+        "openai": "farhand.llm.openai:OpenAIModel",
+    },
     OBJECTS: {"s3": "farhand.store.objects.s3:S3Objects"},
     TOOLS: {},
 }

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import msgspec
 
+from farhand.llm.anthropic import AnthropicModel
 from farhand.llm.errors import NotConfigured
 from farhand.llm.fallback import FallbackModel
+from farhand.llm.http_model import Connections
 from farhand.llm.model import Model
-from farhand.llm.openai import Connections, OpenAIModel
+from farhand.llm.openai import OpenAIModel
 from farhand.llm.recording import ReplayModel
 from farhand.llm.retry import RetryingModel, RetryPolicy
 from farhand.llm.settings import PROVIDERS, ModelSettings, ProviderSettings
@@ -60,7 +62,7 @@ class Models:
         name. `current` returns the settings in force instead of the four; a request uses those of its beginning.
         """
         self._environ = environ or {}
-        self._apis = apis or {OPENAI: lambda: OpenAIModel}
+        self._apis = apis or {OPENAI: lambda: OpenAIModel, "anthropic": lambda: AnthropicModel}
         fixed = ModelChoice(providers or {}, models or {}, default, tuple(others))
         self._current = current or (lambda: fixed)
         self._choice: ModelChoice | None = None

@@ -83,6 +83,7 @@ PROVIDERS: Final[dict[str, ProviderSettings]] = {
     "openrouter": ProviderSettings(
         "https://openrouter.ai/api/v1", api_key_env="OPENROUTER_API_KEY", headers={"X-Title": "Farhand"}
     ),
+    "anthropic": ProviderSettings("https://api.anthropic.com/v1", api_key_env="ANTHROPIC_API_KEY", api="anthropic"),
     "lmstudio": ProviderSettings("http://127.0.0.1:1234/v1", api_key="lmstudio"),
     "ollama": ProviderSettings("http://127.0.0.1:11434/v1", api_key="ollama"),
     "vllm": ProviderSettings("http://127.0.0.1:8000/v1", api_key_env="VLLM_API_KEY"),
@@ -100,6 +101,11 @@ KNOWN: Final[dict[str, Known]] = {
     "gpt-5": Known(400_000, Prices(1.25, 10.0, 0.125)),
     "o4-mini": Known(200_000, Prices(1.10, 4.40, 0.275)),
     "o3": Known(200_000, Prices(2.0, 8.0, 0.50)),
+    "claude-opus-4": Known(200_000, Prices(15.0, 75.0, 1.50)),
+    "claude-opus-4-5": Known(200_000, Prices(5.0, 25.0, 0.50)),
+    "claude-sonnet-4": Known(200_000, Prices(3.0, 15.0, 0.30)),
+    "claude-haiku-4": Known(200_000, Prices(1.0, 5.0, 0.10)),
+    "claude-3-5-haiku": Known(200_000, Prices(0.80, 4.0, 0.08)),
 }
 
 

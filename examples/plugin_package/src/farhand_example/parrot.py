@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 
+from farhand.llm.http_model import Connections
 from farhand.llm.messages import Finished, Message, StreamEvent, TextDelta
 from farhand.llm.model import ModelRequest
-from farhand.llm.openai import Connections
 from farhand.llm.settings import ModelSettings, ProviderSettings
 
 
