@@ -581,7 +581,7 @@ async def build(
             agents,
             ending,
         ),
-        MetricsRoutes(database, node_registry, gate),
+        MetricsRoutes(database, node_registry, gate, "" if member is None else member.id),
         WorkspaceRoutes(journal, workspace, skills, gate),
         MemoryRoutes(memory, gate),
         SessionRoutes(sessions, turns, ending),

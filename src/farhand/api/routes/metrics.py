@@ -34,7 +34,9 @@ STATES: Final = {
 
 
 class MetricsRoutes:
-    def __init__(self, database: GroupCommit, node_registry: NodeRegistry, gate: Gate) -> None:
+    def __init__(self, database: GroupCommit, node_registry: NodeRegistry, gate: Gate, replica: str = "") -> None:
+        """`replica`: the id of this gateway among those that serve together."""
+        self._replica = replica
         self._database = database
         self._node_registry = node_registry
         self._gate = gate
@@ -44,7 +46,7 @@ class MetricsRoutes:
     async def metrics(self, _request: Request) -> Reply:
         rows = await self._database.read(count_rows)
         lines = [
-            *_calls(self._gate),
+            *_calls(self._gate, self._replica),
             *_nodes(self._node_registry),
             *_store(self._database),
             *_rows(rows),
@@ -53,10 +55,10 @@ class MetricsRoutes:
         return Reply("\n".join([*lines, ""]).encode(), content_type=CONTENT_TYPE)
 
 
-def _calls(gate: Gate) -> Iterator[str]:
+def _calls(gate: Gate, replica: str) -> Iterator[str]:
     ended = gate.durations
     yield from _about("farhand_info", "gauge", "The version of the gateway.")
-    yield _line("farhand_info", 1, version=__version__)
+    yield _line("farhand_info", 1, version=__version__, **({"replica": replica} if replica else {}))
     yield from _about("farhand_calls_total", "counter", "Calls that ended, by who runs the tool and how they ended.")
     for (family, state), durations in sorted(ended.items()):
         yield _line("farhand_calls_total", sum(durations.counts), family=family, state=state)

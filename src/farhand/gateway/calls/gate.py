@@ -170,14 +170,13 @@ class Gate:
         Raises IdempotencyConflict when the key stands for another request, and StoreError when the call could not be
         recorded; it did not run then. Whatever fails later is an end of the call.
         """
-        attempt = partial(self._begin, call, principal, own, background, idempotency_key, origins, before)
-        if self._fleet is not None:
-            for pause in MOVED_SECONDS:
-                try:
-                    return await attempt()
-                except LinkMoved:  # nothing is stored of the call
-                    await self._fleet.moved(pause)
-        return await attempt()
+        for pause in () if self._fleet is None else MOVED_SECONDS:
+            try:
+                return await self._begin(call, principal, own, background, idempotency_key, origins, before)
+            except LinkMoved:  # nothing is stored of the call
+                assert self._fleet is not None
+                await self._fleet.moved(pause)
+        return await self._begin(call, principal, own, background, idempotency_key, origins, before)
 
     async def _begin(
         self,
