@@ -19,8 +19,17 @@ PUBLIC = {
     *("/v1/pair/offer", "/join/{code}", "/join/{code}/{file}"),
     *("/healthz", "/readyz", "/version", "/v1/openapi.json", "/signin", "/v1/pair", "/v1/nodes/ws"),
     *("/", "/assets/{name}", "/console.svg", "/icon-192.png", "/icon-512.png", "/manifest.webmanifest"),
-    *("/docs", "/docs.js", "/docs.css", "/hooks/{hook_id}"),
+    *("/docs", "/docs.js", "/docs.css", "/hooks/{hook_id}", "/v1/mcp/callback"),
+    *("/.well-known/oauth-protected-resource", "/.well-known/oauth-protected-resource/mcp"),
+    *(
+        "/.well-known/oauth-authorization-server",
+        "/oauth/register",
+        "/oauth/authorize",
+        "/oauth/token",
+        "/oauth/revoke",
+    ),
 }
+PUBLIC |= {"/oauth/consent.js", "/oauth/consent.css"}
 SCOPES = ("read", "chat", "tools.read", "tools.write", "tools.exec", "approve", "pair", "freeze")
 # What each scope opens, by the beginning of "METHOD path"; everything else is refused.
 CALLS = (
@@ -29,32 +38,31 @@ CALLS = (
 )
 WRITES = (*CALLS, "PUT /v1/workspace", "DELETE /v1/workspace", "POST /v1/transfers", "PUT /v1/transfers")
 WRITES += ("DELETE /v1/transfers", "POST /v1/memory/reindex", "POST /v1/calls/{call_id}/undo")
+WRITES += ("GET /v1/trials", "POST /v1/trials", "POST /v1/runs/{run_id}/undo")
 OPENS: dict[str, tuple[str, ...]] = {
     "chat": (
         *("POST /v1/sessions/", "GET /v1/runs/{run_id}/events", "POST /v1/chat/", "GET /v1/models", "DELETE /chats"),
-        "POST /agent/process",
+        *("POST /agent/process", "POST /v1/responses", "GET /v1/responses", "DELETE /v1/responses"),
+        "POST /v1/models/check",
     ),
     "tools.read": CALLS,
     "tools.write": WRITES,
     "tools.exec": (
         *(*WRITES, "DELETE /v1/calls/{call_id}", "POST /v1/messages/", "POST /v1/cron", "PATCH /v1/cron"),
-        "DELETE /v1/cron",
+        *("DELETE /v1/cron", "POST /v1/calls/{call_id}/input", "GET /v1/calls/{call_id}/output"),
+        *("POST /v1/terminals", "DELETE /v1/terminals", "GET /v1/terminals/{terminal_id}/ws"),
     ),
-    "approve": ("GET /v1/approvals", "POST /v1/approvals"),
+    "approve": ("GET /v1/approvals", "POST /v1/approvals", "GET /v1/policy/always"),
     "pair": ("POST /v1/pairings", "GET /v1/channels/pairings", "POST /v1/channels/p", "DELETE /v1/channels/p"),
     "freeze": ("GET /v1/freeze", "POST /v1/freeze"),
 }
-# Single routes that a scope opens, beside those that begin as above.
-ALSO: dict[str, set[str]] = {
-    "chat": {"POST /v1/models/check"},
-    "tools.read": {"GET /v1/tools"},
-    "tools.write": {"GET /v1/tools"},
-    "tools.exec": {"GET /v1/tools"},
-    "approve": {"GET /v1/policy/always"},
-}
+# Opened by a scope although other routes begin alike.
+ALSO = {scope: {"GET /v1/tools"} for scope in ("tools.read", "tools.write", "tools.exec")}
 ASKS = ("POST /v1/nodes/{node_id}/probe", "POST /v1/policy/", "POST /v1/cron/preview")
 NOT_READ = ("/mcp", "/v1/tokens", "/v1/console", "/v1/hooks", "/v1/models", "/v1/workspace", "/v1/memory/")
 NOT_READ += ("/v1/transfers/content", "/v1/transfers/manifest", "/v1/runs/{run_id}/events")
+NOT_READ += ("/v1/mcp/servers", "/v1/oauth", "/v1/responses", "/v1/secrets", "/v1/trials")
+NOT_READ += ("/v1/terminals/{terminal_id}/ws",)
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +165,11 @@ def test_a_narrowed_token_reaches_tools_alone(gateway: GatewayProcess) -> None:
         open_ = {route for route, status in found.items() if status != 403}
         assert open_ <= {
             *("POST /v1/tools/invoke", "POST /v1/tools/fanout", "POST /mcp", "DELETE /mcp", "POST /agent/process"),
-            *("POST /v1/calls/{call_id}/undo", "GET /v1/tools"),
+            *("POST /v1/calls/{call_id}/undo", "POST /v1/runs/{run_id}/undo", "GET /v1/tools"),
+            # Of the caller's own calls, or as calls that pass the gate.
+            *("GET /v1/calls/{call_id}/output", "POST /v1/calls/{call_id}/input"),
+            *("POST /v1/terminals", "DELETE /v1/terminals/{terminal_id}", "GET /v1/terminals/{terminal_id}/ws"),
+            *("GET /v1/trials/{trial_id}", "POST /v1/trials/{trial_id}/keep", "POST /v1/trials/{trial_id}/discard"),
         }, (narrowed, open_)
 
 
