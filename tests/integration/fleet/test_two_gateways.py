@@ -139,3 +139,10 @@ def test_the_command_lists_the_gateways(fleet: Fleet) -> None:
         [sys.executable, "-m", "farhand", "fleet"], env=fleet[0].environment, capture_output=True, text=True, check=True
     )
     assert "GATEWAY" in done.stdout and " *" in done.stdout and len(done.stdout.splitlines()) >= 3
+
+
+def test_the_shared_journal_can_be_verified_from_every_home(fleet: Fleet, hands_of_one: NodeProcess) -> None:
+    for gateway in fleet:
+        command = [sys.executable, "-m", "farhand", "audit", "verify"]
+        done = subprocess.run(command, env=gateway.environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0 and "nothing was changed" in done.stdout, done.stdout + done.stderr

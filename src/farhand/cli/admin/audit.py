@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
+
 import click
 import msgspec
 
+from farhand import config
 from farhand.cli.client import Client
 from farhand.cli.commands import command_group
 from farhand.cli.json_output import wants_json
 from farhand.cli.output import local_time, paint, plain, remark, show, show_json, wrap
 from farhand.store.history.verify import Report
-from farhand.store.journal.seal import Head
+from farhand.store.journal.seal import Head, load_key
 from farhand.store.sqlite.audit import read_head
 from farhand.store.sqlite.audit import verify as verify_journal
 from farhand.store.sqlite.snapshots import STORE_FILE
@@ -29,9 +32,9 @@ def audit() -> None:
 def verify(start: int | None, noted: str | None, client: Client) -> int:
     """Look for changed, removed or moved entries in the journal, the call records and the transcripts.
 
-    Reads the home folder on this machine, whether or not the gateway runs, and writes nothing. The exit status is 1 if
-    something is wrong. A change by someone who can read the key in the home cannot be detected this way; a head noted
-    elsewhere (`farhand audit head`) reveals even that.
+    Reads the home folder on this machine, or the database of [store] url with the key of this home, whether or not the
+    gateway runs, and writes nothing. The exit status is 1 if something is wrong. A change by someone who can read the
+    key in the home cannot be detected this way; a head noted elsewhere (`farhand audit head`) reveals even that.
 
     \b
     Examples:
@@ -42,7 +45,12 @@ def verify(start: int | None, noted: str | None, client: Client) -> int:
         head = None if noted is None else Head.parse(noted)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--head") from None
-    report = verify_journal(client.home, client.home / STORE_FILE, start=start, noted=head)
+    url = config.load(client.home).store.url
+    if url:
+        shared = importlib.import_module("farhand.store.postgres.audit")
+        report: Report = shared.verify(url, load_key(client.home), start=start, noted=head)
+    else:
+        report = verify_journal(client.home, client.home / STORE_FILE, start=start, noted=head)
     if wants_json():
         show_json(msgspec.to_builtins(report))
     else:
@@ -60,7 +68,7 @@ def head(client: Client) -> None:
       farhand audit head --url https://gateway.example >> ~/farhand-heads
     """
     store = client.home / STORE_FILE
-    if client.url_given or not store.exists():
+    if client.url_given or not store.exists() or config.load(client.home).store.url:
         show(client.get("/v1/audit/head"), lambda value: print(plain(str(value["head"]))))
         return
     found = read_head(store)
