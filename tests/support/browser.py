@@ -36,9 +36,11 @@ class Visit:
         self.page.set_default_timeout(PATIENCE_MS)
         self.complaints: list[str] = []
         self.origins: set[str] = set()
+        self.refused: list[str] = []
         self.page.on("console", lambda message: message.type in ("error", "warning") and self._note(message.text))
         self.page.on("pageerror", lambda error: self._note(str(error)))
         self.page.on("dialog", lambda dialog: (self._note(f"dialog {dialog.message}"), dialog.dismiss()))
+        self.page.on("response", lambda answer: answer.status >= 400 and self.refused.append(answer.url))
         self.page.on("request", lambda request: self._requested(request.url))
 
     def _note(self, text: str) -> None:
@@ -102,5 +104,6 @@ def visit(browser: Any) -> Iterator[Open]:
     yield open_one
     for one in visits:
         one.context.close()
-    assert [one.complaints for one in visits] == [[] for _ in visits]
+    complaints = [text for one in visits for text in one.complaints]
+    assert not complaints, (complaints, [one.refused for one in visits])
     assert all(len(one.origins) == 1 for one in visits), [one.origins for one in visits]
