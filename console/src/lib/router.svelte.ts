@@ -32,3 +32,6 @@ export function setQuery(values: Record<string, string>): void {
 
 window.addEventListener("hashchange", read);
 read();
+
+/** A part of the address, of this screen only: while another one is being loaded, the address is that one's. */
+export const partOf = (screen: string, index: number): string | undefined => (route.parts[0] === screen ? route.parts[index] : undefined);
