@@ -309,7 +309,7 @@ def test_a_long_list_scrolls_smoothly(lived_in: GatewayProcess, visit: Open) -> 
         const call = (n) => ({id: `id-${n}`, request_id: `id-${n}`, tool: "hands__Bash", state: "ok", route: {kind: "node"},
             created_at: Date.now(), duration_ms: n, args: {command: `echo ${n}`}});
         const calls = () => Array.from({length: 100_000}, (_, n) => call(200_000 - n));
-        window.fetch = (path, options) => String(path).startsWith("v1/calls?")
+        window.fetch = (path, options) => /^v1\\/calls\\?.*limit=200/.test(path)
             ? Promise.resolve(new Response(JSON.stringify({calls: calls()}))) : fetched(path, options);
     """)
     one.sign_in(lived_in, "calls")
