@@ -39,7 +39,13 @@ def memory_tools(memory: Memory) -> list[Tool]:
         return format_passage(await memory.get(path, agent=agent, start=from_, lines=lines))
 
     return [
-        tool(memory_search, aliases={"limit": "max_results"}, read_only=True, reads=("MEMORY.md", "memory")),
+        tool(
+            memory_search,
+            aliases={"limit": "max_results"},
+            read_only=True,
+            reads=("MEMORY.md", "memory"),
+            takes_handles=True,  # the query may be sent to a service
+        ),
         tool(memory_get, aliases={"chunk_id": "path"}, read_only=True),
     ]
 

@@ -330,8 +330,10 @@ class Dispatcher:
         except (KeyboardInterrupt, GeneratorExit):  # the program or its loop ends
             raise
         except BaseException as error:  # a panic of a Rust extension is not an Exception
-            log.exception("tool %s failed on call %s", request.tool, request.request_id)
-            return _failure(request.request_id, Failed(f"tool handler panicked: {_shown(error)}"))
+            shown = known.redact_text(_shown(error))
+            # The traceback has the message of the error, too.
+            log.error("tool %s failed on call %s: %s", request.tool, request.request_id, shown, exc_info=not secrets)
+            return _failure(request.request_id, Failed(f"tool handler panicked: {shown}"))
         return ToolResponse(request.request_id, True, result=Raw(result))
 
     def _tell(self, progress: ToolProgress) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import shlex
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -37,6 +39,7 @@ SSH_FAILED: Final = 255
 _ANSWER_MS: Final = 30_000  # time to end the longest command and to respond
 _MOST_BYTES: Final = 4  # per character in UTF-8
 _TRUNCATED: Final = "[output truncated]"
+_SHELL_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ACTIONS: Final = ("status", "input", "signal", "poll")
 _SIGNALS: Final = ("SIGTERM", "SIGINT", "SIGKILL", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGSTOP", "SIGCONT")
 
@@ -368,13 +371,19 @@ def _signal_name(name: str | None) -> str:
 def _with_secrets(start: _Start, secrets: Mapping[str, str]) -> tuple[_Start, dict[str, str]]:
     """Return a command that reads its secrets from variables, and these variables.
 
-    Raises Failed for a command on the host, which would get them in its arguments.
+    Raises Failed for a command on the host, which would get them in its arguments, and InvalidArgs.
     """
     if start.host is not None:
         raise Failed("exit code: -1; failed to start command: secrets are not supported for host commands")
-    command, hidden = shell_command(start.command, secrets)
-    hidden |= {name: substituted(value, secrets) for name, value in start.variables.items() if "{{secret:" in value}
-    plain = {name: value for name, value in start.variables.items() if name not in hidden}
+    # The shell sets such variables. In the environment, `LD_PRELOAD` would have an effect outside of the sandbox, too.
+    exports = ""
+    plain = dict(start.variables)
+    for name, value in start.variables.items():
+        if "{{secret:" in value:
+            if not _SHELL_NAME.fullmatch(name):
+                raise InvalidArgs(f"exec parameter env: a shell cannot set a variable {name[:100]!r} to a secret")
+            exports += f"export {name}={shlex.quote(plain.pop(name))}\n"
+    command, hidden = shell_command(exports + start.command, secrets)
     return start._replace(command=command, variables=plain), hidden
 
 

@@ -24,6 +24,7 @@ from farhand.machine.jobs.jobs import Jobs
 from farhand.machine.sandbox.confinement import Confinement, unconfined
 from farhand.protocol.errors import Failed, InvalidArgs, NotFound, Timeout
 from farhand.protocol.redaction import KnownSecrets
+from farhand.protocol.secret_handles import shell_command
 from farhand.tools.preview import Preview, change_preview, command_preview, current_content
 from farhand.tools.schema import encode_argument
 from farhand.tools.tool import CallContext, Tool, tool
@@ -130,12 +131,14 @@ class GuideTools:
     ) -> dict[str, Any]:
         """Run a shell command. High risk: use it only where the file tools cannot do the work."""
         folder, seconds = self._started(command, cwd, timeout_seconds)
-        shell = await asyncio.to_thread(self._shell, folder)
+        line, hidden = shell_command(command, context.secrets)
+        shell = await asyncio.to_thread(self._shell, folder, inherit=bool(hidden))
         job = await self._foreground.run(
-            command,
+            line,
             workdir=folder,
             timeout=seconds,
             shell=shell,
+            env=hidden,
             bare=shell is not SHELL,
             call_id=context.call_id,
         )
@@ -166,12 +169,12 @@ class GuideTools:
         check_path_text("command", command)
         return self._folder(cwd), _seconds(timeout_seconds)
 
-    def _shell(self, folder: str) -> Sequence[str]:
+    def _shell(self, folder: str, *, inherit: bool) -> Sequence[str]:
         sandbox, _ = self._confinement()
         if sandbox is None:
             return SHELL
         sandbox.check()
-        return sandbox.words(folder)
+        return sandbox.words(folder, inherit=inherit)
 
     def _folder(self, cwd: str | None) -> str:
         if not cwd:
@@ -204,6 +207,7 @@ def guide_tools(
             timeout_ms=(MOST_SECONDS + 10) * 1000,
             continues=True,
             preview=tools.preview_shell,
+            takes_handles=True,
         ),
     ]
 

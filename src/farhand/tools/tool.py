@@ -71,7 +71,8 @@ class Tool(msgspec.Struct, frozen=True, dict=True):
     # The MCP server whose tool this is, and the node that runs the server; empty for the gateway.
     server: str = ""
     node: str = ""
-    # It reads `CallContext.secrets` itself; other tools get arguments with values instead of secret handles.
+    # It reads `CallContext.secrets` itself, or stores or sends its arguments, where values would be seen. Other tools
+    # get arguments with values instead of secret handles.
     takes_handles: bool = False
 
     def canonical(self, arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -97,6 +97,39 @@ def test_exec_on_the_gateway(place: Place) -> None:
 
 
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="no bubblewrap")
+def test_a_variable_with_a_secret_acts_inside_the_sandbox_only(place: Place, tmp_path: Path) -> None:
+    place.set("DEBUG", "files")
+    # The loader of a program would write this file, outside of the sandbox.
+    env = {"LD_DEBUG": "{{secret:DEBUG}}", "LD_DEBUG_OUTPUT": f"{tmp_path}/it's-{{{{secret:DEBUG}}}}"}
+    command = 'printf %s "$LD_DEBUG_OUTPUT" | sha256sum'
+    answer = place.gateway.invoke("exec", {"command": command, "env": env, "trial": True})
+    assert answer["ok"] and sha256(f"{tmp_path}/it's-files") in answer["result"]["content"], answer
+    assert list(tmp_path.iterdir()) == []
+    refused = place.gateway.invoke("exec", {"command": "true", "env": {"A-B": "{{secret:DEBUG}}"}})
+    assert refused["error"]["kind"] == "invalid_args"
+
+
+def test_what_stores_or_sends_text_keeps_the_handle(place: Place) -> None:
+    value = "marker-51c2-value-of-the-stored"
+    place.set("STORED", value)
+    spec = {"mode": "call", "tool": "ci__Bash", "args": {"command": "echo {{secret:STORED}}"}}
+    job = {"action": "add", "name": "later", "schedule": "every day at 3:00", "spec": spec}
+    answer = place.gateway.invoke("gsv__Cron", job)
+    assert answer["ok"] and "{{secret:STORED}}" in json.dumps(answer), answer
+    kept = subprocess.run(["grep", "-rlaF", value, str(place.gateway.home)], capture_output=True, check=False).stdout
+    assert kept == b""
+
+
+def test_the_shell_of_the_guide_gets_it_in_a_variable(place: Place) -> None:
+    place.set("GUIDED", "x'; echo injected; '$(id)")
+    command = "printf %s '{{secret:GUIDED}}' | sha256sum; tr '\\0' ' ' < /proc/$$/cmdline"
+    tool = {"name": "shell", "input": {"command": command}}
+    body = {"input": [], "session_id": "s", "user_id": "u", "stream": False, "biz_params": {"tool": tool}}
+    answer = place.gateway.request("POST", "/agent/process", body).body.decode()
+    assert sha256("x'; echo injected; '$(id)") in answer and "FARHAND_SECRET_GUIDED" in answer, answer
+
+
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="no bubblewrap")
 def test_in_a_sandbox_and_in_a_trial(place: Place, tmp_path: Path) -> None:
     place.set("BOXED")
     root = tmp_path / "root"

@@ -83,7 +83,8 @@ async def run(opened: OpenCall, tool: Tool, handles: Secrets) -> tuple[CallEvent
         result = ToolResult.failed(error.kind.value, message)
     except Exception as error:
         log.exception("tool %s failed on call %s", record.tool, record.id)
-        result = ToolResult.failed("failed", f"{record.tool} failed: {type(error).__name__}: {error}")
+        said = KnownSecrets(secrets.values()).redact_text(str(error))
+        result = ToolResult.failed("failed", f"{record.tool} failed: {type(error).__name__}: {said}")
     if opened.stopping:
         return CallEvent.STOPPED, f"{opened.stop_reason}; {message}" if message else opened.stop_reason
     unknown = result.error is not None and result.error.message.startswith(UNKNOWN)

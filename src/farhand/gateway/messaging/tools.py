@@ -43,12 +43,14 @@ class MessageTools:
                 continues=True,
                 preview=self.preview_send,
                 files=("media",),
+                takes_handles=True,
             ),
             tool(
                 self.message,
                 aliases={"target": "to", "text": "content"},
                 continues=True,
                 preview=self.preview_message,
+                takes_handles=True,
             ),
         ]
 

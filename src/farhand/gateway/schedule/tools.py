@@ -174,9 +174,17 @@ def cron_tools(book: CronBook, pin_of: Callable[[str | None], Pin | None]) -> li
             native,
             names=lambda: (*_NATIVE["properties"], *_FLAT),
             preview=preview_native,
+            takes_handles=True,
         ),
         # `expression` is the parameter's former name.
-        Tool(_PLAIN_SPEC.name, lambda: _PLAIN_SPEC, plain, aliases={"expression": "schedule"}, preview=preview_plain),
+        Tool(
+            _PLAIN_SPEC.name,
+            lambda: _PLAIN_SPEC,
+            plain,
+            aliases={"expression": "schedule"},
+            preview=preview_plain,
+            takes_handles=True,
+        ),
     ]
 
 

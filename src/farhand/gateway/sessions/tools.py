@@ -59,8 +59,8 @@ class SessionTools:
             tool(self.agents_list, read_only=True),
             tool(self.sessions_list, read_only=True),
             tool(self.sessions_history, read_only=True),
-            tool(self.sessions_send, aliases={"message": "content"}, preview=self.preview_send),
-            tool(self.sessions_spawn, timeout_ms=spawn_ms, continues=True),
+            tool(self.sessions_send, aliases={"message": "content"}, preview=self.preview_send, takes_handles=True),
+            tool(self.sessions_spawn, timeout_ms=spawn_ms, continues=True, takes_handles=True),
             tool(self.subagents, read_only=True),
             tool(self.sessions_status, read_only=True),
         ]
@@ -68,7 +68,7 @@ class SessionTools:
     def native_tools(self) -> list[Tool]:
         return [
             tool(self.list_native, name="gsv__SessionsList", read_only=True),
-            tool(self.send_native, name="gsv__SessionSend", preview=self.preview_send_native),
+            tool(self.send_native, name="gsv__SessionSend", preview=self.preview_send_native, takes_handles=True),
         ]
 
     # -- the agent's ------------------------------------------------------------------------------------

@@ -104,7 +104,6 @@ class LandlockSandbox:
             raise NotAllowed(f"working directory {workdir!r} is not in a lent folder; use {' or '.join(self._lent)}")
         kept = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
         variables = {"PATH": os.defpath, **kept, "HOME": self.workspace, "PWD": real}
-        variables |= environment or {}
         words = [
             "/usr/bin/env",
             *(("-u", COOKIE) if inherit else ("-i",)),
@@ -112,4 +111,7 @@ class LandlockSandbox:
             real,
             *(f"{name}={value}" for name, value in variables.items()),
         ]
-        return [*words, *self._launch.words(str(LAUNCHER)), "/bin/sh", "-c"]
+        # Set inside: a variable such as `LD_PRELOAD` would run code in the launcher, before it confines itself.
+        inside = [f"{name}={value}" for name, value in (environment or {}).items()]
+        inside = ["/usr/bin/env", "--", *inside] if inside else []
+        return [*words, *self._launch.words(str(LAUNCHER)), *inside, "/bin/sh", "-c"]
