@@ -325,3 +325,15 @@ def test_a_long_list_scrolls_smoothly(lived_in: GatewayProcess, visit: Open) -> 
     }""")
     assert page.locator("#calls li").count() < 100
     assert frames > 5
+
+
+def test_secrets_are_shown_by_name_only(lived_in: GatewayProcess, visit: Open) -> None:
+    value = {"value": "do-not-show-this-value"}
+    assert lived_in.request("PUT", "/v1/secrets/API_KEY", value).status == 200
+    one = visit()
+    page = one.sign_in(lived_in, "access/clients")
+    one.seen(page.locator("main"), "API_KEY")
+    one.seen(page.locator("main"), "No OAuth clients")
+    assert "do-not-show" not in page.content()
+    page.locator("li").filter(has_text="API_KEY").get_by_role("button", name="Remove").click()
+    one.gone(page.locator("li").filter(has_text="API_KEY"))
