@@ -27,6 +27,14 @@ TrialId = Annotated[str, Meta(description="Id of the trial: trialId of its resul
 Action = Annotated[str, Meta(description="One of: show, keep, discard.", extra_json_schema={"enum": ACTIONS})]
 
 
+def kept_trial(tool: str, arguments: Any) -> str | None:
+    """Return the id of the trial that a call keeps; None for any other call."""
+    if not tool.casefold().endswith(NAME.casefold()) or not isinstance(arguments, dict):
+        return None
+    keeps = str(arguments.get("action")).strip().lower() == "keep"
+    return str(arguments.get("trialId")) if keeps else None
+
+
 class TrialTool:
     """The tool over one machine's trials. It blocks; run it in a thread."""
 

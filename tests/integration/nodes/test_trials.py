@@ -270,5 +270,14 @@ node = "careful"
         assert not (node.workspace / "new.txt").exists()
         explained = Command(home)("policy", "explain", "careful__Bash", "command=true", "--json").json()
         assert explained["decision"] == "trial"
+        # Whoever may only try does not keep it.
+        made = gateway.request("POST", "/v1/tokens", {"scopes": ["tools.exec", "read"]}).json()
+        keeping = {"trialId": done["trialId"], "action": "keep"}
+        called = gateway.request(
+            "POST", "/v1/tools/invoke", {"tool": "careful__Trial", "args": keeping}, token=made["token"]
+        ).json()
+        assert called["error"]["kind"] == "not_allowed" and "only as a trial" in called["error"]["message"], called
+        refused = gateway.request("POST", f"/v1/trials/{done['trialId']}/keep", {}, token=made["token"])
+        assert refused.status == 403 and not (node.workspace / "new.txt").exists()
         kept = gateway.request("POST", f"/v1/trials/{done['trialId']}/keep", {})
         assert kept.status == 200 and (node.workspace / "new.txt").read_text() == "x\n"

@@ -20,7 +20,7 @@ from farhand.gateway.access.principal import Principal
 from farhand.gateway.access.secrets import Secrets
 from farhand.gateway.access.standing_approvals import StandingApprovals
 from farhand.gateway.calls.admission import Denied, allow, repeated_frame, request_frame, time_limit, unambiguous
-from farhand.gateway.calls.catalog import Catalog, SwitchedOff, Target
+from farhand.gateway.calls.catalog import Catalog, SwitchedOff, Target, read_arguments
 from farhand.gateway.calls.lifecycle import Lifecycle
 from farhand.gateway.calls.node_calls import NodeCalls
 from farhand.gateway.calls.open_call import OpenCall, Waiting, bare, ended, new_call_id
@@ -46,6 +46,7 @@ from farhand.store.tables.waiting_calls import Approval, ApprovalState, all_wait
 from farhand.tools import undo
 from farhand.tools.node_family import resolved
 from farhand.tools.tool import Tool
+from farhand.tools.trial import kept_trial
 
 # After a start, nodes have at least this long to report what they finished, whatever the deadline.
 RETURN_SECONDS = 15.0
@@ -191,7 +192,8 @@ class Gate:
         changed = (
             () if self._policy() is None or before is not None else await self._changed_files(call, principal, own)
         )
-        opened = self._admit(call, principal, background, idempotency_key, own, origins, before, changed)
+        tried = await self._tried(call)
+        opened = self._admit(call, principal, background, idempotency_key, own, origins, before, changed, tried)
         try:
             first = await self._record(opened, call)
         except asyncio.CancelledError:
@@ -374,8 +376,12 @@ class Gate:
         origins: Sequence[str],
         before: int | None,
         changed: tuple[str, ...] | None = (),
+        tried: CallRecord | None = None,
     ) -> OpenCall:
-        """Resolve the tool, check the call and take it in; a call that is refused has ended."""
+        """Resolve the tool, check the call and take it in; a call that is refused has ended.
+
+        `tried`: the call whose trial this one keeps.
+        """
         now = self._node_registry.clock()
         target: Target | None = None
         refusal: ToolError | None = None
@@ -400,6 +406,8 @@ class Gate:
                 waiting = self._policy_check.check_new(
                     call, target, principal, origins, before, timeout_ms, held, changed
                 )
+                if tried is not None and (waiting is None or waiting.why != "approval"):
+                    self._refuse_keeping(tried, principal, origins)
             if idempotency_key is not None:
                 self.keyed_calls.take(principal.actor, ROW_BYTES + len(bytes(call.args)), now)
             if waiting is None:
@@ -442,6 +450,21 @@ class Gate:
         opened.read_only = target.spec is not None and target.spec.read_only and not promised
         self._lifecycle.admit(opened, timeout_ms / 1000)
         return opened
+
+    async def _tried(self, call: ToolCall) -> CallRecord | None:
+        """Return the call whose trial a call keeps, if the policy has rules about trials."""
+        policy = self._policy()
+        if policy is None or not policy.tries or self.closing or self.frozen is not None:
+            return None
+        try:
+            trial_id = kept_trial(call.tool, read_arguments(call.args))
+        except InvalidArgs:
+            return None
+        return None if trial_id is None else await self.find(trial_id)
+
+    def _refuse_keeping(self, tried: CallRecord, principal: Principal, origins: Sequence[str]) -> None:
+        call = ToolCall(tried.id, tried.tool, tried.args, tried.session_key, tried.agent_id)
+        self._policy_check.refuse_keeping(call, self._catalog.find_known(tried.tool), principal, origins)
 
     async def _changed_files(self, call: ToolCall, principal: Principal, own: Tool | None) -> tuple[str, ...] | None:
         """Return the files that a call changes without naming them; none for a call that will be refused."""

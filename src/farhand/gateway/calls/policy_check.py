@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from farhand.gateway.access.credentials import Credentials
+from farhand.gateway.access.credentials import OWNER, Credentials
 from farhand.gateway.access.principal import Principal
 from farhand.gateway.access.standing_approvals import RULE, StandingApprovals
 from farhand.gateway.calls.admission import Denied
@@ -125,6 +125,18 @@ class PolicyCheck:
         arguments = {**(read_arguments(call.args) or {}), "trial": True}
         return msgspec.structs.replace(call, args=msgspec.Raw(msgspec.json.encode(arguments)))
 
+    def refuse_keeping(self, tried: ToolCall, target: Target, principal: Principal, origins: Sequence[str]) -> None:
+        """Raise Forbidden if the policy lets a principal run a call as a trial only: others decide what is kept."""
+        if principal.id == OWNER.id:
+            return
+        verdict = self._verdict(tried, target, principal, origins, may_try=True)
+        if verdict is not None and verdict.decision == "trial":
+            self._note("policy.denied", tried, principal, origins, verdict)
+            raise Forbidden(
+                f"the policy allows {tried.tool!r} only as a trial ({verdict.rule}), so the owner keeps it, or a caller "
+                f"whom the rule does not concern; {DID_NOT_RUN}"
+            )
+
     async def check_again(self, call: ToolCall, target: Target, waiting: Waiting) -> Verdict | None:
         """Apply the policy to a call that waited; return the verdict if it needs an approval. Raises Forbidden."""
         changed = await self.changed_files(call, target, waiting.principal)
@@ -207,9 +219,8 @@ class PolicyCheck:
             self._note("policy.denied", call, principal, origins, verdict)
             why = f": {verdict.reason}" if verdict.reason else ""
             raise Forbidden(f"the policy denies {call.tool!r} ({verdict.rule}){why}; {DID_NOT_RUN}")
-        verdict = (
-            verdict if verdict.decision == "allow" else always_allowed(self._standing, subject, call.args) or verdict
-        )
+        if verdict.decision == "ask":
+            verdict = always_allowed(self._standing, subject, call.args) or verdict
         if verdict.decision == "trial" and not may_try and not _is_trial(call):
             self._note("policy.denied", call, principal, origins, verdict)
             raise _only_as_trial(call, verdict, "with trial: true")
