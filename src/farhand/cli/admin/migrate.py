@@ -27,7 +27,7 @@ def migrate(to: str, bucket: str | None, home: str | None, as_json: bool) -> Non
 
     \b
     Examples:
-      farhand migrate --to postgresql://farhand:PASSWORD@db/farhand --objects s3://bucket/farhand
+      farhand migrate --to postgresql://farhand@db/farhand --objects s3://bucket
       farhand migrate --to sqlite
     """
     folder = home_folder(home)

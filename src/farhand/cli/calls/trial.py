@@ -8,11 +8,11 @@ import click
 
 from farhand.cli.calls.calls import call_path
 from farhand.cli.client import Client
-from farhand.cli.commands import ClientGroup
+from farhand.cli.commands import command_group
 from farhand.cli.output import plain_lines, remark, show
 
 
-@click.group(cls=ClientGroup)
+@command_group
 def trial() -> None:
     """Show, keep or discard what a trial run changed.
 
