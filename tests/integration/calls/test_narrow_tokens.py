@@ -55,8 +55,8 @@ def test_a_token_for_one_node_reaches_that_node_alone(hands: NodeProcess, tmp_pa
 # Whatever comes through these passes the gate as the token's own call.
 GATED = ("/v1/tools/invoke", "/v1/tools/fanout", "/agent/process", "/mcp", "/v1/calls/{call_id}/undo")
 # Lists only what the token may call.
-GATED += ("/v1/tools",)
-OF_A_CALL = ("/v1/calls/{call_id}/", "/v1/trials/", "/v1/terminals")
+GATED += ("/v1/tools", "/v1/terminals")
+OF_A_CALL = ("/v1/calls/{call_id}/", "/v1/trials/", "/v1/terminals/")
 
 
 def test_no_other_door_leads_round_it(hands: NodeProcess) -> None:
