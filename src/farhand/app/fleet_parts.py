@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from functools import partial
 
 import msgspec
 
@@ -26,7 +25,6 @@ from farhand.store.group_commit import GroupCommit
 from farhand.store.journal.events import Event
 from farhand.store.ports import Tx
 from farhand.store.tables.calls import CallRecord
-from farhand.store.tables.waiting_calls import find_approval
 
 
 class _FreezeEvent(msgspec.Struct, frozen=True):
@@ -53,7 +51,6 @@ class FleetParts:
         """`resume` takes up work that belongs to this gateway and is not being worked on."""
         self.member = member
         self._database = database
-        self._gate = gate
         self._freeze = freeze
         self._tokens = tokens
         self._standing = standing
@@ -79,7 +76,6 @@ class FleetParts:
             "policy.always_removed": self._standing_changed,
             "freeze.on": self._frozen,
             "freeze.off": self._thawed,
-            "approval.": self._decided,
             "node.changed": self._node_changed,
             "node.probed": self._node_changed,
         }
@@ -118,11 +114,6 @@ class FleetParts:
 
     async def _thawed(self, _: Event) -> None:
         await self._freeze.follow(None)
-
-    async def _decided(self, event: Event) -> None:
-        approval = await self._database.read(partial(find_approval, name=event.subject))
-        if approval is not None:
-            self._gate.decided(approval)
 
     async def _node_changed(self, event: Event) -> None:
         await self.links.changed(event.subject)

@@ -42,7 +42,7 @@ from farhand.store.tables import calls
 from farhand.store.tables import idempotency as keys
 from farhand.store.tables.calls import CallRecord, CallState
 from farhand.store.tables.fleet import LinkMoved, check_link
-from farhand.store.tables.waiting_calls import Approval, ApprovalState, all_waiting, begin_waiting, find_approval
+from farhand.store.tables.waiting_calls import ApprovalState, all_waiting, begin_waiting, find_approval
 from farhand.tools import undo
 from farhand.tools.node_family import resolved
 from farhand.tools.tool import Tool
@@ -331,14 +331,6 @@ class Gate:
     def has_open_calls(self, node_id: str) -> bool:
         """Whether calls of a node are open here."""
         return bool(self._lifecycle.of_node(node_id))
-
-    def decided(self, approval: Approval) -> None:
-        """Start or end a call that waits here, after another gateway stored the decision about it."""
-        opened = self.waiting_calls.calls.get(approval.call_id)
-        if opened is not None and approval.state is ApprovalState.APPROVED:
-            self.waiting_calls.approve(opened, approval)
-        elif opened is not None and approval.state is ApprovalState.DENIED:
-            self.waiting_calls.deny(opened, approval)
 
     async def find(self, call_id: str) -> CallRecord | None:
         opened = self._open(call_id)
