@@ -248,6 +248,38 @@ def test_exec_can_be_tried(shared_gateway: GatewayProcess) -> None:
     assert (workspace / "tried.txt").read_text() == "x\n"
 
 
+def test_a_link_is_changed_itself_and_not_its_target(tried: Tried) -> None:
+    (tried.root / "first").symlink_to("old.txt")
+    (tried.root / "second").symlink_to("gone.txt")
+    done = tried.trial("rm first; ln -sfn folder second")
+    assert {change["kind"] for change in done["changes"]} == {"deleted", "changed"}
+    status, answer = tried.end(done, "keep")
+    assert status == 200, answer
+    assert not (tried.root / "first").is_symlink() and os.readlink(tried.root / "second") == "folder"
+    assert (tried.root / "old.txt").read_text() == "one\ntwo\n" and (tried.root / "gone.txt").read_text() == "bye\n"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "for i in 1 2 3; do truncate -s 500M sparse$i; done",
+        'python3 -c \'import os\nfor _ in range(1500): os.mkdir("d"); os.chdir("d")\'',
+    ],
+)
+def test_what_could_not_be_kept_is_discarded(tried: Tried, command: str) -> None:
+    message = tried.node.fails("Bash", {"command": command, "trial": True}, "failed")
+    assert "trial discarded" in message
+
+
+def test_a_kept_trial_does_not_place_a_steering_file(shared_gateway: GatewayProcess) -> None:
+    made = shared_gateway.request("POST", "/v1/tokens", {"scopes": ["tools.exec"]}).json()
+    answer = shared_gateway.invoke("exec", {"command": "echo x > own.txt; ln -s own.txt HEARTBEAT.md", "trial": True})
+    trial = answer["result"]["trialId"]
+    kept = shared_gateway.request("POST", f"/v1/trials/{trial}/keep", body={}, token=made["token"])
+    assert kept.status == 403 and "HEARTBEAT.md" in kept.body.decode(), kept
+    assert not (shared_gateway.home / "agents/main/own.txt").exists()
+
+
 def test_a_policy_rule_makes_calls_trials(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()

@@ -133,8 +133,8 @@ class PolicyCheck:
         if verdict is not None and verdict.decision == "trial":
             self._note("policy.denied", tried, principal, origins, verdict)
             raise Forbidden(
-                f"the policy allows {tried.tool!r} only as a trial ({verdict.rule}), so the owner keeps it, or a caller "
-                f"whom the rule does not concern; {DID_NOT_RUN}"
+                f"the policy allows {tried.tool!r} only as a trial ({verdict.rule}), so the owner keeps it, or a "
+                f"caller whom the rule does not concern; {DID_NOT_RUN}"
             )
 
     async def check_again(self, call: ToolCall, target: Target, waiting: Waiting) -> Verdict | None:

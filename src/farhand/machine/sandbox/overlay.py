@@ -38,6 +38,8 @@ class Change(msgspec.Struct, frozen=True):
         return found if diff is None else {**found, "diff": diff}
 
     def _diff(self, room: int) -> str | None:
+        if room <= 0:
+            return None
         try:
             old = None if self.kind == ADDED else _content(self.path)
             new = None if self.upper is None else _content(self.upper)

@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import stat
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,8 +20,10 @@ from typing import Any, Final
 
 import msgspec
 
+from farhand.machine.files.allowed_paths import CheckedPath
 from farhand.machine.files.files import Files, open_parent
 from farhand.machine.files.private_files import replace_private
+from farhand.machine.files.refused_paths import PROTECTED, ForbiddenPath
 from farhand.machine.files.transaction import FileChange, change_files
 from farhand.machine.sandbox import overlay
 from farhand.machine.sandbox.confinement import CommandSandbox
@@ -150,10 +153,13 @@ class Trials:
                 if size > self._quota:
                     raise Failed(f"the command wrote {size} bytes; a trial has at most {self._quota}")
                 found = overlay.changes(uppers)
+                replaced = sum(change.before[1] for change in found if change.before is not None)
+                if replaced > self._quota:  # keeping it reads them
+                    raise Failed(f"the command replaced or removed {replaced} bytes; a trial has at most {self._quota}")
                 for change in found:
                     if change.before is not None and _changed_at(change.path) > trial.started_at:
                         raise Failed(f"{change.path} was changed by another program during the trial; run it again")
-            except (Failed, OSError) as error:
+            except (Failed, OSError, RecursionError) as error:
                 self._end(trial, "failed", str(error))
                 raise Failed(f"trial discarded: {error}") from None
             ready = msgspec.structs.replace(trial, state="ready", changes=tuple(found))
@@ -181,6 +187,8 @@ class Trials:
                     f"trial {name} is {trial.state}{': ' if trial.error else ''}{trial.error}; nothing to keep"
                 )
             if trial.state == "ready":
+                for change in trial.changes:
+                    self._entry(change.path)
                 _refuse_conflicts(trial.changes)
                 trial = msgspec.structs.replace(trial, state="keeping")
                 self._store(trial)
@@ -218,16 +226,26 @@ class Trials:
         made = {change.path for change in changes if change.upper is not None}
         for change in changes:
             if change.upper is not None:
-                with open_parent(self._files.place(change.path), make=True) as (folder, name):
+                with open_parent(self._entry(change.path), make=True) as (folder, name):
                     _take_over(change.upper, folder, name)
         for change in reversed(changes):
             if change.kind == DELETED and change.path not in made:
                 with (
                     contextlib.suppress(FileNotFoundError, NotADirectoryError),
-                    open_parent(self._files.place(change.path)) as (folder, name),
+                    open_parent(self._entry(change.path)) as (folder, name),
                 ):
                     mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
                     (os.rmdir if stat.S_ISDIR(mode) else os.unlink)(name, dir_fd=folder)
+
+    def _entry(self, path: str) -> CheckedPath:
+        """Check that a path may be changed; a link at its end is changed itself. Raises ToolError."""
+        parent, name = os.path.split(path)
+        folder = self._files.place(parent)
+        entry = CheckedPath(path, f"{folder.real.rstrip('/')}/{name}", folder.root)
+        if self._files.is_hidden(entry.real):
+            raise ForbiddenPath(f"'{path[:200]}' {PROTECTED}")
+        self._files.refuse_unwritable("write", entry)
+        return entry
 
     # the folder
 
@@ -327,18 +345,20 @@ def _changed_at(path: str) -> int:
 
 
 def _size(folder: str) -> int:
-    return sum(
-        os.lstat(os.path.join(path, name)).st_blocks * 512 for path, _, names in os.walk(folder) for name in names
-    )
+    """Return the bytes of the files in a folder; holes count, since keeping a file reads them."""
+    found = (os.lstat(os.path.join(path, name)) for path, _, names in os.walk(folder) for name in names)
+    return sum(max(status.st_blocks * 512, status.st_size) for status in found)
 
 
 def _remove(folder: Path) -> None:
-
-    for path, folders, _ in os.walk(folder):  # overlayfs leaves a work folder that nobody may enter
-        for name in folders:
-            with contextlib.suppress(OSError):
-                os.chmod(os.path.join(path, name), 0o700, follow_symlinks=False)
-    shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(RecursionError):
+        for path, folders, _ in os.walk(folder):  # overlayfs leaves a work folder that nobody may enter
+            for name in folders:
+                with contextlib.suppress(OSError):
+                    os.chmod(os.path.join(path, name), 0o700, follow_symlinks=False)
+        shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists():  # nested too deeply
+        subprocess.run(["/bin/rm", "-rf", "--", str(folder)], check=False, capture_output=True)
 
 
 def _now_ms() -> int:
