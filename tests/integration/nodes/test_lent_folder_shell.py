@@ -206,3 +206,6 @@ def test_a_network_rule_holds(
         assert (direct["exitCode"] == 0) is (rule == "host"), "no way around the proxy"
         if rule == "allow:example.com":
             assert "403" in answer
+        # Another command's way out cannot be replaced.
+        replaced = node.ok("Bash", {"command": "rm /run/farhand/egress/proxy.sock || touch /run/farhand/egress/x"})
+        assert replaced["exitCode"] != 0

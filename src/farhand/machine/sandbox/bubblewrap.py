@@ -206,7 +206,7 @@ class Sandbox:
             folder = interpreter_folder()
             words += [] if _contains("/usr", folder) else _mounted(Mount(folder, folder))
         if self._egress is not None:
-            words += ["--bind", self._egress, _EGRESS_INSIDE]
+            words += ["--ro-bind", self._egress, _EGRESS_INSIDE]
         return words
 
     def _read_only_top_level(self) -> list[str]:
