@@ -220,6 +220,18 @@ def test_a_task_that_waits_for_approval_shows_the_diff_and_takes_the_answer(aski
     assert (asking.workspace / "a.txt").read_text() == "new line\n"
 
 
+def test_what_the_form_cannot_show_whole_is_not_approved_in_it(asking: NodeProcess) -> None:
+    client = Client(asking.gateway, MODERN)
+    task = client.start("hands__Write", {"path": "long.txt", "content": "x\n" * 5000 + "the end\n"})
+    wait_until(lambda: client.status(task) == "input_required", what="the question")
+    ((key, form),) = client.result("tasks/get", taskId=task["taskId"])["inputRequests"].items()
+    assert form["params"]["requestedSchema"]["properties"]["decision"]["enum"] == ["deny"]
+    answer = {key: {"action": "accept", "content": {"decision": "approve"}}}
+    assert client.error("tasks/update", taskId=task["taskId"], inputResponses=answer) == -32602
+    client.result("tasks/cancel", taskId=task["taskId"])
+    assert not (asking.workspace / "long.txt").exists()
+
+
 def test_the_shape_with_sessions_shows_the_diff_too(asking: NodeProcess) -> None:
     (asking.workspace / "b.txt").write_text("before\n")
     client = Client(asking.gateway, LEGACY)

@@ -11,7 +11,6 @@ from farhand.protocol.redaction import KnownSecrets
 from farhand.store.tables.waiting_calls import Approval, ApprovalState
 
 MAX_CHARS: Final = 6000
-MAX_ARGUMENT_CHARS: Final = 2000
 
 
 class ApprovalForms:
@@ -27,22 +26,20 @@ class ApprovalForms:
         return found if found is not None and found.state is ApprovalState.PENDING else None
 
     def text(self, approval: Approval) -> str:
-        """Return what would run, with its diff."""
-        shown = shown_request(approval)
-        lines = [f"Approve {shown['tool']}?", *([approval.reason] if approval.reason else [])]
-        lines += [str(shown[name]) for name in ("summary", "note") if shown[name]]
-        if shown["command"]:
-            lines.append(f"Command: {shown['command']}" + (f" (in {shown['cwd']})" if shown["cwd"] else ""))
-        elif not shown["diff"]:
-            lines.append(f"Arguments: {bytes(shown['args']).decode()[:MAX_ARGUMENT_CHARS]}")
-        lines += [shown["diff"]] if shown["diff"] else []
-        text = self._secrets.redact_text("\n".join(lines))
-        return text if len(text) <= MAX_CHARS else f"{text[:MAX_CHARS]}\n… (cut; `farhand approvals` shows all)"
+        """Return what would run, with its diff, as far as it fits."""
+        text = _described(approval)
+        cut = "\n… (cut; `farhand approvals` shows all)" if len(text) > MAX_CHARS else ""
+        return self._secrets.truncate(text, MAX_CHARS) + cut
 
     def request(self, approval: Approval, credential: Credential) -> dict[str, Any]:
-        """Return the parameters of `elicitation/create`. Only the owner approves calls of their own."""
-        may = credential.id == OWNER.id
-        note = "" if may else f"\nThis token cannot approve its own call: `farhand approve {approval.id}` does."
+        """Return the parameters of `elicitation/create`.
+
+        Only the owner approves calls of their own, and only what the form shows whole.
+        """
+        may = credential.id == OWNER.id and _fits(approval)
+        note = "" if may else f"\nIt cannot be approved in this form: `farhand approve {approval.id}` does."
+        if credential.id != OWNER.id:
+            note = f"\nThis token cannot approve its own call: `farhand approve {approval.id}` does."
         decision = {"type": "string", "title": "Decision", "enum": ["approve", "deny"] if may else ["deny"]}
         return {
             "mode": "form",
@@ -61,9 +58,30 @@ class ApprovalForms:
                 return
             case _:
                 raise RpcError(INVALID_PARAMS, "the answer needs action, and content with decision: approve or deny")
+        if approve and not _fits(approval):
+            raise RpcError(INVALID_PARAMS, f"it is too long to approve here; `farhand approve {approval.id}` shows all")
         try:
             await self._approvals.answer(
                 approval.id, approve=approve, by=credential.id, credential=credential, hash=approval.hash
             )
         except (NoApproval, NotYours, AnswerConflict) as error:
             raise RpcError(INVALID_PARAMS, str(error)) from None
+
+
+def _described(approval: Approval) -> str:
+    """Return everything that would run; of a long part only as much as shows that it does not fit."""
+    shown = shown_request(approval)
+    lines = [f"Approve {shown['tool']}?", *([approval.reason] if approval.reason else [])]
+    lines += [str(shown[name]) for name in ("summary", "note") if shown[name]]
+    if shown["command"]:
+        lines.append(f"Command: {shown['command']}" + (f" (in {shown['cwd']})" if shown["cwd"] else ""))
+    elif not shown["diff"]:
+        lines.append(f"Arguments: {bytes(shown['args'])[: 8 * MAX_CHARS].decode(errors='replace')}")
+    lines += [f"Variable {name}: {value}" for name, value in shown["env"].items()]
+    lines += [f"Standard input: {shown['stdin']}"] if shown["stdin"] else []
+    lines += [shown["diff"]] if shown["diff"] else []
+    return "\n".join(line[: 2 * MAX_CHARS] for line in lines)
+
+
+def _fits(approval: Approval) -> bool:
+    return len(_described(approval)) <= MAX_CHARS
