@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from farhand import __version__
 from farhand.gateway.calls.open_call import UNKNOWN
 from farhand.gateway.mcp import answers
+from farhand.gateway.mcp.bounded_http import HEADERS, bounded
 from farhand.gateway.mcp.hosted import hosted
 from farhand.gateway.mcp.login import Login
 from farhand.gateway.mcp.settings import McpServerSettings
@@ -190,7 +191,12 @@ class McpConnection:
         auth = None if self.login is None or has_credential else self.login.provider()
         timeout = httpx2.Timeout(30.0, read=300.0)
         async with (
-            httpx2.AsyncClient(headers=dict(self.settings.headers), auth=auth, timeout=timeout) as http,
+            httpx2.AsyncClient(
+                headers={**self.settings.headers, **HEADERS},
+                auth=auth,
+                timeout=timeout,
+                event_hooks=bounded(),
+            ) as http,
             streamable_http_client(self.settings.url, http_client=http) as streams,
         ):
             yield streams

@@ -1,0 +1,45 @@
+"""A remote MCP server cannot fill the gateway's memory."""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx2
+import pytest
+
+from farhand.gateway.mcp.bounded_http import HEADERS, bounded
+
+LONGEST = 10_000
+EVENT = b"data: " + b"x" * 6000 + b"\n\n"
+
+
+async def fetched(head: bytes, body: list[bytes]) -> bytes:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\n" + head + b"\r\n\r\n")
+        for piece in body:
+            writer.write(piece)
+            await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        async with httpx2.AsyncClient(headers=HEADERS, event_hooks=bounded(LONGEST), trust_env=False) as client:
+            return (await client.get(f"http://127.0.0.1:{port}/")).content
+
+
+@pytest.mark.parametrize(
+    ("head", "body"),
+    [
+        (b"content-type: application/json", [b"[" + b"1," * 6000]),
+        (b"content-type: text/event-stream", [b"data: " + b"x" * 12_000]),
+        (b"content-type: application/json\r\ncontent-encoding: gzip", [b"x"]),
+    ],
+)
+def test_what_is_too_long_or_compressed_is_refused(head: bytes, body: list[bytes]) -> None:
+    with pytest.raises(httpx2.HTTPError):
+        asyncio.run(fetched(head, body))
+
+
+def test_a_long_stream_of_short_events_is_read() -> None:
+    assert len(asyncio.run(fetched(b"content-type: text/event-stream", [EVENT] * 20))) == 20 * len(EVENT)
