@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import shlex
 import time
 from collections.abc import Callable, Mapping
@@ -25,6 +26,7 @@ from farhand.protocol.freeze import FreezeOrder
 log = logging.getLogger(__name__)
 
 MAX_SERVERS = 32
+_SHELL_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 MAX_WAIT_SECONDS = 25.0
 # In one answer; a longer line is returned alone.
 MAX_ANSWER_BYTES = 4 * 1024 * 1024
@@ -123,8 +125,9 @@ class ServerHost:
         if sandbox is not None:
             await asyncio.to_thread(sandbox.check)
             # It works for several callers, so it gets the rights of the least of them.
-            words = sandbox.words(workdir, asked.env, may_steer=False)
-            argv = [*words, f"exec {shlex.join(asked.argv)}"]
+            words = sandbox.words(workdir, may_steer=False, inherit=True)
+            setting, environment = _set_inside(asked.env)
+            argv = [*words, f"{setting}exec {shlex.join(asked.argv)}"]
         process = await LineProcess.start(argv, environment, workdir)
         if self._frozen() is not None:  # the freeze came while the program was being started
             await process.close()
@@ -174,3 +177,19 @@ class ServerHost:
                     log.warning("ended the MCP server %s: its gateway has not asked for its output", name)
                     self._servers.pop(name, None)
                     await server.process.close()
+
+
+def _set_inside(variables: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+    """Return shell text that sets variables, and the environment from which it takes their values.
+
+    The program that creates the sandbox has this environment, too: `LD_PRELOAD` would have an effect outside, and what
+    is in its arguments can be listed. Raises InvalidArgs for a name that a shell cannot set.
+    """
+    text, environment = "", {}
+    for number, (name, value) in enumerate(variables.items()):
+        if not _SHELL_NAME.fullmatch(name):
+            raise InvalidArgs(f"a shell cannot set the variable {name[:100]!r} of an MCP server")
+        carrier = f"FARHAND_VARIABLE_{number}"
+        environment[carrier] = value
+        text += f'export {name}="${carrier}"; unset {carrier}; '
+    return text, environment

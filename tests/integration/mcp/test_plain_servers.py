@@ -48,7 +48,14 @@ def test_a_server_runs_in_the_sandbox(tmp_path: Path) -> None:
         workspace = home / "agents" / "main"
         shutil.copy(SERVER, workspace / "server.py")
         (workspace / "data").mkdir()
-        mount(gateway, "plain", "/usr/bin/python3", "server.py")
+        # The loader of a program writes this file: for the program that creates the sandbox it would be outside.
+        env = {"LD_DEBUG": "files", "LD_DEBUG_OUTPUT": f"{tmp_path}/trace", "OTHER": "a 'quoted' $value"}
+        mount(gateway, "plain", "/usr/bin/python3", "server.py", env=env)
+        assert list(tmp_path.glob("trace*")) == []
+        first = gateway.invoke("plain__read", {"path": "/proc/1/environ"})
+        assert first["ok"] and "quoted" in str(first) and "HOME=" not in str(first), first
+        own = gateway.invoke("plain__read", {"path": "/proc/self/environ"})
+        assert "OTHER=a 'quoted' $value" in own["result"]["content"][0]["text"], own
         outside = gateway.invoke("plain__read", {"path": str(secret)})
         assert outside["error"]["kind"] == "failed" and "outside" not in str(outside)
         token = gateway.invoke("plain__read", {"path": str(home / "token")})
