@@ -280,6 +280,19 @@ def test_a_kept_trial_does_not_place_a_steering_file(shared_gateway: GatewayProc
     assert not (shared_gateway.home / "agents/main/own.txt").exists()
 
 
+def test_a_cancelled_trial_can_be_discarded(tried: Tried) -> None:
+    body = {
+        "tool": "tried__Bash",
+        "args": {"command": "echo x > new.txt; sleep 600", "trial": True},
+        "timeout_ms": 3000,
+    }
+    ended = tried.gateway.request("POST", "/v1/tools/invoke", body).json()
+    assert not ended["ok"], ended
+    status, answer = tried.end({"trialId": ended["request_id"]}, "discard")
+    assert (status, answer["state"]) == (200, "discarded"), answer
+    assert not (tried.root / "new.txt").exists()
+
+
 def test_a_policy_rule_makes_calls_trials(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()

@@ -205,7 +205,7 @@ class Trials:
         """Remove the changes of a trial; one discarded before is returned as it is. Raises NotFound, Failed."""
         with self._lock:
             trial = self._find(name)
-            if trial.state in ("running", "keeping", "kept"):
+            if trial.state in ("keeping", "kept"):
                 raise Failed(f"trial {name} is {trial.state}; it cannot be discarded")
             return trial if trial.state == "discarded" else self._end(trial, "discarded")
 
@@ -283,7 +283,8 @@ class Trials:
         """Remove what has expired."""
         now = _now_ms()
         for trial in self._all():
-            if trial.expires_at < now and trial.state not in ("running", "keeping"):
+            # One that still says `running` was cancelled, or its program was killed.
+            if trial.expires_at < now and trial.state != "keeping":
                 _remove(self._place(trial.id))
 
 
