@@ -62,3 +62,11 @@ def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]
     finally:
         server.kill()
         server.wait()
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """List the tests that failed in the file FARHAND_FAILED_TESTS, if that is set, one in each line."""
+    path = os.environ.get("FARHAND_FAILED_TESTS")
+    if path and report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        with Path(path).open("a") as file:
+            file.write(report.nodeid + "\n")
