@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -86,7 +87,7 @@ def test_a_due_slot_is_run_by_the_scheduler(place: Place) -> None:
     assert len(runs) == 1 and mark.read_text() == "once\n"
 
 
-def test_it_has_the_rights_of_its_maker(place: Place) -> None:
+def test_it_has_the_rights_of_its_maker(place: Place, tmp_path: Path) -> None:
     narrow = place.made(tools=["nas__Read", "gsv__Cron"], scopes=["tools.exec"])
     spec = {"mode": "call", "tool": "nas__Bash", "args": {"command": "touch forbidden"}}
     job = {"name": "narrow", "schedule": {"kind": "at", "at": "in 2 hours"}, "spec": spec}
@@ -97,6 +98,11 @@ def test_it_has_the_rights_of_its_maker(place: Place) -> None:
     assert not (place.node.workspace / "forbidden").exists()
     pinned = place.add("pinned", {"tool": "Bash", "args": {"command": "pwd"}}, node="nas")
     assert place.run(pinned)["status"] == "ok"
+    ends = {"source": "other:/etc/hostname", "destination": "nas:/tmp/x"}
+    with NodeProcess(place.gateway, tmp_path / "other", "other"):
+        elsewhere = place.add("elsewhere", {"tool": "gsv__Transfer", "args": ends}, node="nas")
+        ran = place.run(elsewhere)
+    assert ran["status"] == "error" and "out of its reach" in ran["error"], ran
 
 
 def test_an_agent_s_call_stays_the_agent_s(place: Place) -> None:

@@ -19,7 +19,7 @@ from farhand.gateway.nodes.registry import NodeRegistry
 from farhand.gateway.schedule.job_turns import maker_of
 from farhand.gateway.schedule.scheduler import Ended
 from farhand.protocol.calls import ToolCall
-from farhand.protocol.errors import FarhandError
+from farhand.protocol.errors import FarhandError, ToolError
 from farhand.protocol.json_limits import decode_bounded
 from farhand.protocol.redaction import KnownSecrets
 from farhand.store.tables.calls import CallRecord, CallState
@@ -54,14 +54,18 @@ class JobCalls:
         """
         maker = self._reduced(maker_of(job))
         principal = Principal.agent(job.by_agent, maker) if job.by_agent else Principal(maker)
-        tool = spec.tool
+        tool, args = spec.tool, msgspec.json.encode(spec.args)
         if (pin := Pin.of(job.node, job.tag)) is not None:
             pinned = Pinned(pin, self._catalog, self._node_registry)
             tool, principal = pinned.name(tool), pinned.principal(principal)
+            try:
+                args = pinned.arguments(tool, args.decode()).encode()
+            except ToolError as error:
+                return Ended(SlotStatus.ERROR, f"{error.kind}: {error.message}")
         call = ToolCall(
             new_call_id(),
             tool,
-            msgspec.Raw(msgspec.json.encode(spec.args)),
+            msgspec.Raw(args),
             timeout_ms=None if spec.timeout_seconds is None else round(spec.timeout_seconds * 1000),
         )
         origins = (f"cron:{job.id}", *(f"{VIA}{origin}" for origin in job.origins))
