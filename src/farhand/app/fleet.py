@@ -24,6 +24,7 @@ from farhand.gateway.access.tokens import OWNER_FILE, owner_token
 from farhand.gateway.fleet.membership import DEAD_SECONDS
 from farhand.gateway.nodes.registry import NodeRegistry
 from farhand.machine.files.private_files import write_private
+from farhand.store.bus.signed import SignedBus
 from farhand.store.group_commit import GroupCommit
 from farhand.store.journal.seal import KEY_FILE, load_key
 from farhand.store.ports import StoreError, Tx
@@ -89,7 +90,8 @@ def session_workers(member: Member | None) -> Callable[[Tx, str], str | None]:
 
 async def join(home: Path, config: Config, database: GroupCommit, stack: contextlib.AsyncExitStack) -> Member:
     """Connect to the bus and become one of the gateways on this store. Raises FarhandError."""
-    bus = await importlib.import_module("farhand.store.bus.nats").NatsBus.open(config.bus.url)
+    nats = await importlib.import_module("farhand.store.bus.nats").NatsBus.open(config.bus.url)
+    bus = SignedBus(nats, owner_token(home))  # the gateways of a store have the same owner
     stack.push_async_callback(bus.close)
     name = replica_id(home)
     store: Any = database
