@@ -70,7 +70,7 @@ def request(text: str, **fields: Any) -> Request:
         message = next(messages, None)
         return message or await asyncio.Event().wait()
 
-    scope = {"method": "POST", "path": "/agent/process", "query_string": b""}
+    scope = {"method": "POST", "path": "/agent/process", "query_string": b"", "scheme": "http"}
     return Request(scope, receive, {}, OWNER)
 
 
