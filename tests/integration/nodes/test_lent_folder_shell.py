@@ -54,8 +54,8 @@ def test_commands_work_in_the_lent_folder(lent: Lent) -> None:
         f"made\n{lent.root}\n",
     )
     assert (lent.root / "d/a.txt").read_text() == "made\n"
-    assert lent.run("echo x > /tmp/x && cat /tmp/x && exit 3") == (3, "x\n")
-    assert not Path("/tmp/x").exists()
+    assert lent.run("echo x > /tmp/farhand-lent-test && cat /tmp/farhand-lent-test && exit 3") == (3, "x\n")
+    assert not Path("/tmp/farhand-lent-test").exists()
     assert lent.run("cat /etc/hosts | wc -l && sh -c 'kill -9 $$'; echo $?")[1].endswith("137\n")
 
 
