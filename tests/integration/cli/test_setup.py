@@ -104,10 +104,12 @@ def test_it_asks_on_a_terminal(model: ModelServer, tmp_path: Path) -> None:
     home = tmp_path / "home"
     with Terminal(clean(home), "setup") as terminal:
         terminal.expect("1. A model")
+        terminal.expect("3) anthropic")
+        terminal.expect("7) other")
         terminal.expect("Number, or Enter to skip")
         terminal.type("99\n")
         terminal.expect("none of them")
-        terminal.type("6\n")
+        terminal.type("7\n")
         terminal.expect("Address")
         terminal.type("http://127.0.0.1:1/v1\n")
         terminal.expect("Model")
@@ -116,7 +118,7 @@ def test_it_asks_on_a_terminal(model: ModelServer, tmp_path: Path) -> None:
         terminal.type("\n")
         terminal.expect("does not answer")
         terminal.expect("Number, or Enter to skip")
-        terminal.type("6\n")
+        terminal.type("7\n")
         terminal.expect("Address")
         terminal.type(f"{model.url}\n")
         terminal.expect("Model")
