@@ -245,7 +245,7 @@ def test_the_list_of_a_large_folder_holds_nobody_up(gateway: GatewayProcess) -> 
     manifest = Manifest([ManifestEntry(f"{number:070d}", EntryKind.FILE) for number in range(199_000)]).encoded
 
     async def attack() -> float:
-        async with sending(gateway, "x", manifest, [], folder=True):
+        async with sending(gateway, "x", manifest, [], folder=True, files=199_000):
             with watched(gateway) as watch:
                 path = "/v1/transfers/manifest?source=evil:/x"
                 answer = await asyncio.to_thread(gateway.request, "GET", path)
