@@ -31,6 +31,7 @@ JOB = {
     "signal",
     "lost",
     "output_bytes",
+    "size",
 }
 
 
@@ -197,6 +198,7 @@ def test_jobs_of_all_nodes_are_listed_newest_first(
         assert (done["running"], done["background"], done["output_bytes"]) == (False, False, 5)
         assert (alive["node_id"], alive["running"], alive["background"]) == ("second", True, True)
         assert (alive["pid"], alive["ended_at"], alive["exit_code"]) == (running["pid"], None, None)
+        assert done["size"] is None and alive["size"] is None, "only a terminal has a size"
         assert {job["node_id"] for job in shared_gateway.get("/v1/jobs?node_id=second")["jobs"]} == {"second"}
 
 
