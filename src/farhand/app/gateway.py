@@ -244,7 +244,8 @@ class Gateway:
         shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
         self.url = f"{scheme}://{shown}:{port}"
         beside = self._home / f"{GATEWAY_FILE}.new"
-        write_private(beside, msgspec.json.encode(Address(self.url, os.getpid(), self._section.tls_cert or None)))
+        certificate = str(Path(self._section.tls_cert).absolute()) if self._section.tls_cert else None
+        write_private(beside, msgspec.json.encode(Address(self.url, os.getpid(), certificate)))
         beside.replace(self._home / GATEWAY_FILE)
         gc.collect()
         gc.freeze()  # what exists now stays; the collector need not look at it again

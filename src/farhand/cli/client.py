@@ -18,6 +18,7 @@ from urllib.parse import SplitResult, quote, urlencode, urlsplit
 from farhand import __version__
 from farhand.machine.home import home_folder
 from farhand.protocol.errors import FarhandError
+from farhand.protocol.pinned_tls import pinned_context
 
 CONNECT_SECONDS: Final = 10.0
 READ_SECONDS: Final = 30.0
@@ -339,13 +340,9 @@ def tls_context(pinned: str | None = None) -> ssl.SSLContext:
     """
     if pinned is not None:
         try:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-            context.check_hostname = False
-            context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-            context.load_verify_locations(pinned)
+            return pinned_context(pinned)
         except OSError as error:
             raise ClientError("usage", f"cannot read the certificate {pinned}: {reason_of(error)}") from None
-        return context
     file = os.environ.get("FARHAND_CA_FILE") or None
     try:
         return ssl.create_default_context(cafile=file)

@@ -47,6 +47,7 @@ from farhand.protocol.messages import (
     decode,
     encode,
 )
+from farhand.protocol.pinned_tls import pinned_context
 from farhand.protocol.version import (
     HELLO_SECONDS,
     MAX_REQUEST_BYTES,
@@ -585,12 +586,11 @@ def build_url(url: str, token: str | None, node_id: str) -> str:
 
 def _tls_context(ca_file: str | None, pinned_cert: str | None) -> ssl.SSLContext:
     if pinned_cert:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname = False  # exactly this certificate, whatever its name
-        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-        ca_file = pinned_cert
-    else:
-        context = ssl.create_default_context()
+        try:
+            return pinned_context(pinned_cert)
+        except OSError as error:
+            raise ConfigError(f"pinned_cert {pinned_cert!r} cannot be read: {error}") from None
+    context = ssl.create_default_context()
     if ca_file:
         try:
             context.load_verify_locations(ca_file)

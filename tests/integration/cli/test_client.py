@@ -15,7 +15,7 @@ import pytest
 import trustme
 
 from tests.integration.cli.conftest import Command
-from tests.support.harness import GatewayProcess, free_port
+from tests.support.harness import ROOT, GatewayProcess, free_port
 
 
 @pytest.mark.parametrize(
@@ -147,17 +147,45 @@ def test_tls_is_checked_against_the_named_authority(tmp_path: Path) -> None:
     certificate.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
     certificate.private_key_pem.write_to_path(tmp_path / "key.pem")
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    trustme.CA().cert_pem.write_to_path(tmp_path / "unrelated.pem")
     options = ["--tls-cert", str(tmp_path / "cert.pem"), "--tls-key", str(tmp_path / "key.pem")]
     with GatewayProcess(tmp_path / "home", *options) as gateway:
-        command = Command(gateway.home)
-        refused = command("nodes")
-        assert refused.status == 1 and "not trusted" in refused.err and "FARHAND_CA_FILE" in refused.err
-        assert command.with_env(FARHAND_CA_FILE=str(tmp_path / "ca.pem"))("nodes").status == 0
-        missing = command.with_env(FARHAND_CA_FILE="/nowhere.pem")("nodes", "--json")
+        at = ("--url", gateway.url.replace("http:", "https:"))
+        # Another home, so that the certificate is not known from there.
+        command = Command(tmp_path / "other", FARHAND_TOKEN=(gateway.home / "token").read_text().strip())
+        for untrusting in (command, command.with_env(FARHAND_CA_FILE=str(tmp_path / "unrelated.pem"))):
+            refused = untrusting("nodes", *at)
+            assert refused.status == 1 and "not trusted" in refused.err and "FARHAND_CA_FILE" in refused.err
+        assert command.with_env(FARHAND_CA_FILE=str(tmp_path / "ca.pem"))("nodes", *at).status == 0
+        missing = command.with_env(FARHAND_CA_FILE="/nowhere.pem")("nodes", *at, "--json")
         assert missing.json()["error"]["code"] == "usage"
         plain = command("nodes", "--url", gateway.url)
         assert plain.status == 1 and plain.err.count("\n") == 1
     assert ssl.OPENSSL_VERSION
+
+
+def test_the_gateway_of_the_home_is_known_by_exactly_its_certificate(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    shown, other = authority.issue_cert("127.0.0.1"), authority.issue_cert("127.0.0.1")
+    chain = tmp_path / "chain.pem"
+    chain.write_bytes(shown.cert_chain_pems[0].bytes() + authority.cert_pem.bytes())
+    shown.private_key_pem.write_to_path(tmp_path / "key.pem")
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    # A relative path, read by commands that run in another folder.
+    options = ["--tls-cert", os.path.relpath(chain, ROOT), "--tls-key", str(tmp_path / "key.pem")]
+    with GatewayProcess(tmp_path / "home", *options) as gateway:
+        command = Command(gateway.home)
+        own = subprocess.run(
+            [sys.executable, "-m", "farhand", "nodes"], check=False, env=command.env, cwd=tmp_path, capture_output=True
+        )
+        assert own.returncode == 0, own.stderr
+        # As if another server of the same authority answered at this address.
+        chain.write_bytes(other.cert_chain_pems[0].bytes() + authority.cert_pem.bytes())
+        for one in (command, command.with_env(FARHAND_CA_FILE=str(tmp_path / "ca.pem"))):
+            refused = one("nodes")
+            assert refused.status == 1 and "not trusted" in refused.err
+        chain.write_bytes(b"")
+        assert command("nodes", "--json").json()["error"]["code"] == "usage"
 
 
 def test_an_open_gateway_needs_no_token(tmp_path: Path) -> None:

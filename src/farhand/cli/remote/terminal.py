@@ -105,7 +105,7 @@ class TerminalClient:
         _, listener = await picows.ws_connect(
             lambda: _Connection(self),
             url,
-            ssl_context=tls_context() if secure else None,
+            ssl_context=tls_context(address.certificate) if secure else None,
             extra_headers=headers,
             max_frame_size=MAX_FRAME,
             max_redirects=0,
