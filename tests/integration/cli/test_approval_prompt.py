@@ -19,6 +19,7 @@ import pytest
 
 from tests.integration.calls.test_approvals import answer, asked, write_policy
 from tests.integration.cli.conftest import Command
+from tests.support import pty_screen
 from tests.support.harness import GatewayProcess, NodeProcess, wait_until
 from tests.support.model_server import ModelServer, calls, text
 
@@ -235,18 +236,19 @@ def test_a_chat_shows_what_waits_and_takes_the_answer(gateway: GatewayProcess, m
 def test_a_chat_line_by_line_goes_on_after_the_answer(gateway: GatewayProcess, model: ModelServer) -> None:
     """The line after an answer is the next message, whether or not the question was answered here."""
     model.add(calls(("exec", {"command": "echo asked"})), text("First done."), text("Second done."))
-    with Terminal(Command(gateway.home), "chat", "--session", "lines") as terminal:
-        terminal.expect("> ")
-        terminal.type("first\n")
-        terminal.expect("[y]es / [n]o / [a]lways for exactly this: ")
+    line = [sys.executable, "-m", "farhand", "chat", "--session", "lines"]
+    with pty_screen.Terminal(line, Command(gateway.home).env) as terminal:  # the prompt is drawn, not only printed
+        terminal.expect("\n>")
+        terminal.type("first\r")
+        terminal.expect("[y]es / [n]o / [a]lways for exactly this:")
         assert answer(gateway, pending(gateway, "exec")).status == 200
-        terminal.expect("First done.")
-        terminal.expect("> ")
-        terminal.type("second\n")
-        terminal.expect("Second done.")
-        terminal.expect("> ")
+        terminal.expect("First done.\n>")
+        terminal.type("second\r")
+        terminal.expect("Second done.\n>")
         terminal.type("\x04")
-        assert terminal.end() == 0
+        assert terminal.wait() == 0
+    users = [one["content"] for one in model.requests[-1].messages if one["role"] == "user"]
+    assert users == ["first", "second"]
 
 
 def test_a_chat_with_json_is_one_document(gateway: GatewayProcess, model: ModelServer) -> None:
