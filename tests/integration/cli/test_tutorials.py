@@ -74,7 +74,7 @@ def test_first_plug_in(gateway: GatewayProcess, run: Run, tmp_path: Path) -> Non
     page = "first-plug-in.md"
     source = re.search(r"```python\n(.*?)```", section(page, 1), re.DOTALL)
     assert source is not None
-    create, _start = commands(section(page, 2))
+    _dev, create, _start = commands(section(page, 2))
     token = re.search(r"fhn_\S+", run(create).stdout)
     assert token is not None
     environ = {"SA_NODE_ID": "notes", "SA_NODE_TOKEN": token[0], "SA_GATEWAY_WS_URL": gateway.url}
