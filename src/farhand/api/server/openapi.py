@@ -177,6 +177,8 @@ def _schema_of_media(media: str) -> dict[str, Any]:
     """Return the schema of a body without a type."""
     if media == JSON:
         return {}
+    if media.endswith("+json"):
+        return {"type": "object"}
     if media == FORM:
         return {"type": "object", "additionalProperties": {"type": "string"}}
     text = media.startswith("text/") or media == "image/svg+xml"
