@@ -18,6 +18,7 @@ from farhand.api.mcp.tools import outcome
 from farhand.api.server.large_bodies import beside_loop, result_bytes
 from farhand.gateway.access.credentials import Credential
 from farhand.gateway.calls.gate import Gate
+from farhand.gateway.calls.node_calls import MOST_LOG_LINES
 from farhand.gateway.calls.open_call import CallLogLine, CallProgress, OpenCall
 from farhand.gateway.calls.output_redaction import covered
 from farhand.gateway.nodes.output import RemoteCommands
@@ -31,6 +32,8 @@ PROGRESS_SECONDS: Final = 0.3
 # Interval of progress events for a call that prints nothing.
 QUIET_SECONDS: Final = 5.0
 MOST_TAIL: Final = 500
+# What waits for a slow reader: the log lines of a call, or its progress, then questions. The last place is for the end.
+MOST_NEWS: Final = MOST_LOG_LINES + 20
 
 
 class Exchange:
@@ -80,7 +83,7 @@ class Exchange:
         """Yield the events of the answer; with a session they have ids, so that a lost stream can be resumed."""
         place = None if self._session is None else place_of(self._opened.record.id, self._request_id)
         ended = self._opened.ended()
-        news: asyncio.Queue[bytes | None] = asyncio.Queue()
+        news: asyncio.Queue[bytes | None] = asyncio.Queue(MOST_NEWS)
         ended.add_done_callback(lambda _: news.put_nowait(None))
         self._opened.on_approval(lambda approval: self._ask(approval, news))
         telling = asyncio.ensure_future(self._tell(news)) if self._token is not None else None
@@ -108,6 +111,8 @@ class Exchange:
         """Ask the client's user to approve the call, if the client can ask."""
         if self._session is None or not self._session.elicits:
             return
+        if news.qsize() >= MOST_NEWS - 1:  # the reader is slow; the call can be approved elsewhere
+            return
         name = f"farhand-approval:{approval.id}"
         self._session.questions[name] = approval.id
         params = self._forms.request(approval, self._credential)
@@ -117,14 +122,18 @@ class Exchange:
         """Pass on what the call's tool logs while it runs."""
         while True:
             await asyncio.sleep(PROGRESS_SECONDS)
-            for line in self._log_lines():
-                news.put_nowait(line)
+            if news.empty():  # a slow reader gets what is kept, after it has read the last
+                for line in self._log_lines():
+                    news.put_nowait(line)
 
     def _log_lines(self) -> list[bytes]:
         """Return the log messages that were not passed on yet."""
         lines = self._opened.log
         known = next((at for at, line in enumerate(lines) if line is self._passed_on), -1)
         new = [line for line in lines[known + 1 :] if line.level in self._levels]
+        if new and known < 0 and self._passed_on is not None:  # of a call, the last lines are kept
+            said = "lines may be missing here: the call logged faster than they were read"
+            new = [msgspec.structs.replace(new[0], message=said), *new]
         self._passed_on = lines[-1] if lines else None
         logger = self._opened.record.tool
         return [
