@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from farhand.store.bus import nats as nats_bus
 from farhand.store.bus.local import LocalBus
 from farhand.store.bus.nats import NatsBus, NatsUnavailable
 from farhand.store.ports import Bus, NoResponder, ReplyUnknown
@@ -197,41 +196,3 @@ def test_a_bus_that_cannot_be_reached_is_one_line_without_the_password(url: str)
     with pytest.raises(NatsUnavailable) as caught:
         asyncio.run(NatsBus.open(url))  # type: ignore[arg-type]
     assert "s3cret" not in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_what_waits_for_a_slow_server_is_bounded_and_the_bus_counts_as_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: list[bytes] = []
-
-    class SlowClient:
-        is_connected = True
-
-        async def publish(self, _: str, body: bytes) -> None:
-            sent.append(body)
-
-        async def flush(self, timeout: float) -> None: ...
-
-    async def run(bodies: list[bytes]) -> None:
-        sent.clear()
-        bus = NatsBus(SlowClient(), "nats://127.0.0.1")  # type: ignore[arg-type]
-        for body in bodies[:-1]:
-            bus.publish("fh.a", body)
-        assert bus.connected
-        bus.publish("fh.a", bodies[-1])
-        assert not bus.connected
-        with pytest.raises(NoResponder):
-            await bus.ask("fh.a", b"", 1)
-        bus.serve("fh.b", lambda _: asyncio.sleep(0, b"")).close()  # still taken, in its order
-        sender = asyncio.create_task(bus._send_orders())
-        await asyncio.sleep(0.05)
-        assert sent == bodies[:-1]
-        bus.publish("fh.a", b"later")  # there is room again
-        await asyncio.sleep(0.3)
-        assert sent == [*bodies[:-1], b"later"] and bus.connected
-        sender.cancel()
-
-    monkeypatch.setattr(nats_bus, "AWAY_SECONDS", 0.2)
-    monkeypatch.setattr(nats_bus, "MOST_MESSAGES", 3)
-    asyncio.run(run([b"1", b"2", b"3", b"4"]))
-    monkeypatch.setattr(nats_bus, "MOST_MESSAGES", 10)
-    monkeypatch.setattr(nats_bus, "MOST_BYTES", 10)
-    asyncio.run(run([b"12345", b"1234", b"12"]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from functools import partial
 from typing import Any, Final
 
 import nats
@@ -24,12 +23,8 @@ RECONNECT_SECONDS: Final = 0.5
 GROUP: Final = "ask"
 # The header of a reply that is not one: the handler failed.
 FAILED: Final = "Farhand-Failed"
-# What waits to be sent. More is dropped, and the bus counts as away for a while, so that links are made anew.
-MOST_MESSAGES: Final = 10_000
-MOST_BYTES: Final = 64 * 1024 * 1024
-AWAY_SECONDS: Final = 3.0
-# Room for subscriptions behind the messages: they are never dropped.
-MOST_SUBSCRIPTIONS: Final = 1000
+# Messages and subscriptions that wait to be sent. A message beyond that is dropped, as one is when the server is away.
+MOST_WAITING: Final = 100_000
 
 
 class NatsUnavailable(FarhandError):
@@ -82,10 +77,7 @@ class NatsBus:
         self.url = url
         self._tasks: set[asyncio.Task[None]] = set()
         # Subscriptions and messages that are sent one after the other.
-        self._orders: asyncio.Queue[Any] = asyncio.Queue(MOST_MESSAGES + MOST_SUBSCRIPTIONS)
-        self._waiting_bytes = 0
-        # Until then, by the loop's clock, the bus counts as away, because a message was dropped.
-        self._away_until = 0.0
+        self._orders: asyncio.Queue[Any] = asyncio.Queue(MOST_WAITING)
         self._sender: asyncio.Task[None] | None = None
 
     @classmethod
@@ -131,8 +123,7 @@ class NatsBus:
 
     @property
     def connected(self) -> bool:
-        """Whether messages arrive: not while the server is away, nor for a while after one was dropped."""
-        return bool(self.client.is_connected) and asyncio.get_running_loop().time() >= self._away_until
+        return bool(self.client.is_connected)
 
     async def ask(self, subject: str, body: bytes, seconds: float) -> bytes:
         if not self.connected:
@@ -152,19 +143,10 @@ class NatsBus:
         return bytes(reply.data)
 
     def publish(self, subject: str, body: bytes) -> None:
-        """Send to every subscriber, without waiting. When too much waits already, the message is dropped."""
-        if self._orders.qsize() >= MOST_MESSAGES or self._waiting_bytes + len(body) > MOST_BYTES:
-            now = asyncio.get_running_loop().time()
-            if now >= self._away_until:
-                log.error("the bus %s is too slow: messages to it are dropped", shown_address(self.url))
-            self._away_until = now + AWAY_SECONDS
-            return
-        self._waiting_bytes += len(body)
-        self._orders.put_nowait(partial(self._publish, f"{subject}.all", body))
-
-    async def _publish(self, subject: str, body: bytes) -> None:
-        self._waiting_bytes -= len(body)
-        await self.client.publish(subject, body)
+        try:
+            self._orders.put_nowait(lambda: self.client.publish(f"{subject}.all", body))
+        except asyncio.QueueFull:
+            log.error("the bus %s is too slow: a message to %s was dropped", shown_address(self.url), subject)
 
     def serve(self, subject: str, handler: Handler) -> NatsSubscription:
         subscription = NatsSubscription(self, subject, handler)
