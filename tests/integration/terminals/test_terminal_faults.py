@@ -247,7 +247,8 @@ class TestWhoMayAttach:
 
 def test_the_id_of_a_process_is_not_lost(gateway: GatewayProcess, node: NodeProcess) -> None:
     answer = gateway.request("POST", "/v1/terminals", {"node": "hands", "command": "exec sleep 1000"}).json()
-    assert Path(f"/proc/{answer['pid']}/cmdline").read_bytes().startswith(b"sleep")
+    program = Path(f"/proc/{answer['pid']}/cmdline")
+    wait_until(lambda: program.read_bytes().startswith(b"sleep"), 20, "the program that replaces the shell")
     os.kill(answer["pid"], signal.SIGTERM)
     with TerminalViewer(gateway, answer["terminal_id"]) as viewer:
         assert viewer.message("exit") == {"type": "exit", "exit_code": None, "signal": "SIGTERM"}
