@@ -1,7 +1,7 @@
 """A remote MCP server with OAuth, on the official package: `python -m tests.support.mcp_oauth_server PORT`.
 
-It is its own authorization server and consents to everything. Access tokens are valid for SECONDS (default 3600); a
-refresh token is good once.
+It is its own authorization server and consents to everything. Access tokens are announced to be valid for SECONDS
+(default 3600) and accepted for a minute longer; a refresh token is good once.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Provider:
 
     def issue(self, client_id: str, resource: str | None) -> OAuthToken:
         token, again = f"access-{secrets.token_urlsafe(20)}", f"refresh-{secrets.token_urlsafe(20)}"
-        expires = int(time.time()) + seconds
+        expires = int(time.time()) + seconds + 60
         self.access[token] = AccessToken(
             token=token, client_id=client_id, scopes=[], expires_at=expires, resource=resource
         )
