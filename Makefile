@@ -10,7 +10,7 @@ PIP     = $(BIN)/python scripts/pip-install
 # The sources of the web console, which is built when Farhand is installed (hatch_build.py).
 CONSOLE = hatch_build.py $(shell find console -type f -not -path '*/node_modules/*')
 
-.PHONY: run test test-fast check format lint types layers coverage siege bench bench-peers conformance lock clean help
+.PHONY: run test test-fast check format lint types layers coverage siege bench bench-peers conformance codex lock clean help
 
 help:             ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -58,9 +58,15 @@ benchmarks/peers/node_modules: benchmarks/peers/package.json
 conformance: $(VENV)/.dev-ready   ## run the official MCP conformance suite (needs npm)
 	$(BIN)/python scripts/conformance.py
 
-lock:             ## resolve the development dependencies again into requirements/dev.lock (needs uv)
+codex: $(VENV)/.dev-ready   ## run Codex on Farhand's Responses API; installs it from npm into build/codex (400 MB)
+	npm install --prefix build/codex --no-audit --no-fund --loglevel=error @openai/codex
+	FARHAND_CODEX=$(CURDIR)/build/codex/node_modules/.bin/codex $(BIN)/python -m pytest tests/integration/http/test_other_clients.py
+
+lock:             ## resolve the development dependencies again into requirements/*.lock (needs uv)
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links \
 		--no-annotate --no-header --extra dev pyproject.toml --output-file requirements/dev.lock
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links \
+		--no-annotate --no-header requirements/clients.in --output-file requirements/clients.lock
 
 clean:            ## remove the environment and build output
 	rm -rf $(VENV) build dist
@@ -78,11 +84,12 @@ $(VENV)/.console-ready: $(VENV)/bin/python $(CONSOLE)
 	$(PIP) --no-deps -e .
 	@touch $@
 
-$(VENV)/.dev-ready: $(VENV)/bin/python pyproject.toml requirements/dev.lock
+$(VENV)/.dev-ready: $(VENV)/bin/python pyproject.toml requirements/dev.lock requirements/clients.lock
 	@echo "Installing the development environment into $(VENV) (a few minutes the first time) ..."
 	$(PIP) --require-hashes --requirement requirements/dev.lock
 	$(PIP) --no-deps -e .
 	sh scripts/install-test-servers
+	sh scripts/install-test-clients $(PYTHON) $(VENV)/clients
 	@touch $@ $(VENV)/.run-ready $(VENV)/.console-ready
 
 $(VENV)/.bench-ready: $(VENV)/.dev-ready

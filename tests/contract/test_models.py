@@ -347,7 +347,7 @@ def test_the_choice_of_tools(parameters: Any, sent: Any) -> None:
     assert ask("anthropic", claude.said("ok"), request=request)[1].json.get("tool_choice") == sent
 
 
-def test_thinking_has_a_budget_but_not_within_a_round_of_calls() -> None:
+def test_thinking_has_a_budget_but_not_within_a_round_that_another_model_began() -> None:
     request = msgspec.structs.replace(HELLO, thinking="medium", parameters={"temperature": 0.2})
     body = ask("anthropic", claude.said("ok"), request=request)[1].json
     assert body["thinking"] == {"type": "enabled", "budget_tokens": 8192}
@@ -356,6 +356,33 @@ def test_thinking_has_a_budget_but_not_within_a_round_of_calls() -> None:
     round_ = (*HELLO.messages, Message("assistant", "", tool_calls=(use,)), Message("tool", "rain", tool_call_id="a"))
     inside = msgspec.structs.replace(request, messages=round_, tools=(WEATHER,))
     assert "thinking" not in ask("anthropic", claude.said("ok"), request=inside)[1].json
+
+
+def test_signed_thinking_is_sent_back_within_a_round_of_calls_alone() -> None:
+    thought = {"type": "thinking", "thinking": "", "signature": ""}
+    deltas = [{"type": "thinking_delta", "thinking": "I ask."}, {"type": "signature_delta", "signature": "c2ln"}]
+    hidden = {"type": "redacted_thinking", "data": "ZGF0YQ=="}
+    call = {"type": "tool_use", "id": "a", "name": "weather", "input": {"city": "Oslo"}}
+    signed = [{"type": "thinking", "thinking": "I ask.", "signature": "c2ln"}, hidden]
+    for reply in (
+        claude.stream([(thought, deltas), (hidden, []), (call, [])], "tool_use"),
+        claude.whole(*signed, call, stop_reason="tool_use"),
+    ):
+        tools = (ToolSpec("weather", "", {}),)
+        request = msgspec.structs.replace(HELLO, thinking="low", tools=tools)
+        events, _ = ask("anthropic", reply, request=request)
+        kept = msgspec.json.decode(msgspec.json.encode(finished(events).message), type=Message)
+        assert kept.thinking == "I ask."
+        within = (*HELLO.messages, kept, Message("tool", "rain", tool_call_id="a"))
+        body = ask("anthropic", claude.said("ok"), request=msgspec.structs.replace(request, messages=within))[1].json
+        assert body["thinking"]["budget_tokens"] == 2048
+        assert body["messages"][-2]["content"] == [*signed, call]
+        later = (*within, Message("assistant", "It rains."), Message("user", "thanks"))
+        body = ask("anthropic", claude.said("ok"), request=msgspec.structs.replace(request, messages=later))[1].json
+        assert "signature" not in json.dumps(body["messages"]) and "thinking" in body
+        without = msgspec.structs.replace(request, messages=within, thinking=None)
+        body = ask("anthropic", claude.said("ok"), request=without)[1].json
+        assert "signature" not in json.dumps(body["messages"]) and "thinking" not in body
 
 
 def test_an_error_within_a_stream_has_a_kind() -> None:

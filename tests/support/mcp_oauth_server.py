@@ -1,7 +1,8 @@
-"""A remote MCP server with OAuth, on the official package: `python -m tests.support.mcp_oauth_server PORT`.
+"""A remote MCP server with OAuth, on the official package.
 
+`python -m tests.support.mcp_oauth_server PORT [SECONDS [ACCEPTED]]`
 It is its own authorization server and consents to everything. Access tokens are announced to be valid for SECONDS
-(default 3600) and accepted for a minute longer; a refresh token is good once.
+(default 3600) and accepted for ACCEPTED (default: a minute longer); a refresh token is good once.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from mcp.shared.auth import OAuthClientInformationFull, OAuthToken
 
 port = int(sys.argv[1])
 seconds = int(sys.argv[2]) if len(sys.argv) > 2 else 3600
+accepted = int(sys.argv[3]) if len(sys.argv) > 3 else seconds + 60
 url = f"http://127.0.0.1:{port}"
 
 
@@ -62,7 +64,7 @@ class Provider:
 
     def issue(self, client_id: str, resource: str | None) -> OAuthToken:
         token, again = f"access-{secrets.token_urlsafe(20)}", f"refresh-{secrets.token_urlsafe(20)}"
-        expires = int(time.time()) + seconds + 60
+        expires = int(time.time()) + accepted
         self.access[token] = AccessToken(
             token=token, client_id=client_id, scopes=[], expires_at=expires, resource=resource
         )

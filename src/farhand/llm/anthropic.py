@@ -11,7 +11,17 @@ import msgspec
 from farhand.llm.anthropic_wire import messages_to_wire, system_of, tool_choice_to_wire, tools_to_wire
 from farhand.llm.errors import ModelError
 from farhand.llm.http_model import HttpModel
-from farhand.llm.messages import Finished, FinishReason, Message, StreamEvent, TextDelta, ThinkingDelta, ToolUse, Usage
+from farhand.llm.messages import (
+    Finished,
+    FinishReason,
+    Message,
+    SignedThinking,
+    StreamEvent,
+    TextDelta,
+    ThinkingDelta,
+    ToolUse,
+    Usage,
+)
 from farhand.llm.model import ModelRequest
 from farhand.llm.openai_stream import error_of
 from farhand.llm.tool_names import ToolNames
@@ -56,7 +66,6 @@ class AnthropicModel(HttpModel):
         body: dict[str, Any] = {
             "model": self._model,
             "max_tokens": request.max_tokens or settings.max_tokens or DEFAULT_MAX_TOKENS,
-            "messages": messages_to_wire(request.messages, names, images=settings.images),
         }
         if system := system_of(request.messages):
             body["system"] = system
@@ -73,7 +82,9 @@ class AnthropicModel(HttpModel):
             body["top_p"] = given["top_p"]
         if stop := given.get("stop"):
             body["stop_sequences"] = [stop] if isinstance(stop, str) else stop
-        if budget := self._thinking_tokens(request, body):
+        budget = self._thinking_tokens(request, body)
+        body["messages"] = messages_to_wire(request.messages, names, images=settings.images, thinking=budget > 0)
+        if budget:
             body["thinking"] = {"type": "enabled", "budget_tokens": budget}
             body["max_tokens"] = max(body["max_tokens"], budget + DEFAULT_MAX_TOKENS)
             body.pop("temperature", None)
@@ -83,12 +94,13 @@ class AnthropicModel(HttpModel):
     def _thinking_tokens(self, request: ModelRequest, body: dict[str, Any]) -> int:
         """Return how much the model may think; 0: not at all.
 
-        In a round of tool calls the API wants its earlier thinking back with a signature, which is not kept. Nor does
-        it allow thinking beside a forced call.
+        In a round of tool calls the API wants its earlier thinking back with a signature; another model made none. Nor
+        does it allow thinking beside a forced call.
         """
-        in_round = bool(request.messages) and request.messages[-1].role == "tool"
+        asked = next((message for message in reversed(request.messages) if message.role != "tool"), None)
+        unsigned = asked is not None and asked.role == "assistant" and not asked.signed_thinking
         forced = body.get("tool_choice", {}).get("type") in ("any", "tool")
-        return 0 if in_round or forced else THINKING_TOKENS.get(request.thinking or "off", 0)
+        return 0 if unsigned or forced else THINKING_TOKENS.get(request.thinking or "off", 0)
 
 
 class MessageBuilder:
@@ -97,7 +109,8 @@ class MessageBuilder:
     def __init__(self, names: ToolNames) -> None:
         self._names = names
         self._text: list[str] = []
-        self._thinking: list[str] = []
+        # Thinking by the index of its block.
+        self._thinking: dict[int, SignedThinking] = {}
         # Tool calls by the index of their block: id, name and arguments.
         self._uses: dict[int, list[str]] = {}
         self._stop_reason: str | None = None
@@ -140,7 +153,14 @@ class MessageBuilder:
             ToolUse(identity or f"toolu_{uuid.uuid4().hex}", self._names.meant(name), arguments.strip() or "{}")
             for identity, name, arguments in self._uses.values()
         )
-        message = Message("assistant", "".join(self._text), tool_calls=uses, thinking="".join(self._thinking))
+        blocks = tuple(self._thinking.values())
+        message = Message(
+            "assistant",
+            "".join(self._text),
+            tool_calls=uses,
+            thinking="".join(block.text for block in blocks),
+            signed_thinking=tuple(block for block in blocks if block.signature or block.data),
+        )
         cached = self._usage.get("cache_read_input_tokens", 0)
         prompt = self._usage.get("input_tokens", 0) + cached + self._usage.get("cache_creation_input_tokens", 0)
         usage = Usage(prompt, self._usage.get("output_tokens", 0), cached)
@@ -151,7 +171,9 @@ class MessageBuilder:
             case "text":
                 return self._say(_text(block.get("text")))
             case "thinking":
-                return self._think(_text(block.get("thinking")))
+                return self._think(index, _text(block.get("thinking")), _text(block.get("signature")))
+            case "redacted_thinking":
+                self._thinking[index] = SignedThinking(data=_text(block.get("data")))
             case "tool_use":
                 # In a stream the arguments follow as pieces of JSON.
                 given = block.get("input")
@@ -164,7 +186,9 @@ class MessageBuilder:
             case "text_delta":
                 return self._say(_text(delta.get("text")))
             case "thinking_delta":
-                return self._think(_text(delta.get("thinking")))
+                return self._think(index, _text(delta.get("thinking")))
+            case "signature_delta":
+                return self._think(index, "", _text(delta.get("signature")))
             case "input_json_delta" if index in self._uses:
                 self._uses[index][2] += _text(delta.get("partial_json"))
         return []
@@ -175,11 +199,10 @@ class MessageBuilder:
         self._text.append(text)
         return [TextDelta(text)]
 
-    def _think(self, text: str) -> list[StreamEvent]:
-        if not text:
-            return []
-        self._thinking.append(text)
-        return [ThinkingDelta(text)]
+    def _think(self, index: int, text: str, signature: str = "") -> list[StreamEvent]:
+        block = self._thinking.get(index, SignedThinking())
+        self._thinking[index] = SignedThinking(block.text + text, block.signature + signature)
+        return [ThinkingDelta(text)] if text else []
 
     def _count(self, usage: Any) -> None:
         for name, value in usage.items() if isinstance(usage, dict) else ():

@@ -57,14 +57,21 @@ def tool_choice_to_wire(parameters: Mapping[str, Any], names: ToolNames) -> dict
     return choice or None
 
 
-def messages_to_wire(messages: Sequence[Message], names: ToolNames, *, images: bool) -> list[dict[str, Any]]:
-    """Convert a conversation: turns alternate, and the results of a round begin the user's next turn."""
+def messages_to_wire(
+    messages: Sequence[Message], names: ToolNames, *, images: bool, thinking: bool = False
+) -> list[dict[str, Any]]:
+    """Convert a conversation: turns alternate, and the results of a round begin the user's next turn.
+
+    With `thinking`, signed thinking since the last message of the user is sent back.
+    """
     turns: list[dict[str, Any]] = []
-    for message in messages:
+    asked = max((place for place, message in enumerate(messages) if message.role == "user"), default=-1)
+    for place, message in enumerate(messages):
         if message.role == "system":
             continue
         role = "assistant" if message.role == "assistant" else "user"
-        blocks = _assistant(message, names) if role == "assistant" else _user(message, images=images)
+        thoughts = _thoughts(message) if thinking and place > asked else []
+        blocks = thoughts + _assistant(message, names) if role == "assistant" else _user(message, images=images)
         if not blocks:
             continue
         if turns and turns[-1]["role"] == role:
@@ -92,6 +99,15 @@ def _assistant(message: Message, names: ToolNames) -> list[dict[str, Any]]:
     return said + [
         {"type": "tool_use", "id": _id(use.id), "name": names.sent(use.name), "input": _input(use)}
         for use in message.tool_calls
+    ]
+
+
+def _thoughts(message: Message) -> list[dict[str, Any]]:
+    return [
+        {"type": "redacted_thinking", "data": block.data}
+        if block.data
+        else {"type": "thinking", "thinking": block.text, "signature": block.signature}
+        for block in message.signed_thinking
     ]
 
 

@@ -36,6 +36,15 @@ class ToolUse(msgspec.Struct, frozen=True):
     arguments: str = "{}"
 
 
+class SignedThinking(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A block of reasoning that its provider wants back unchanged during a round of tool calls."""
+
+    text: str = ""
+    signature: str = ""
+    # The block is encrypted: it has this instead of text and signature.
+    data: str = ""
+
+
 class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     """One entry of a conversation. Its JSON is what a transcript stores."""
 
@@ -51,6 +60,7 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     name: str | None = None
     # Reasoning of an assistant message, if the provider shows it. Sent back only to providers that ask for it.
     thinking: str = ""
+    signed_thinking: tuple[SignedThinking, ...] = ()
 
     @property
     def text(self) -> str:

@@ -22,6 +22,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared._httpx_utils import create_mcp_http_client
 from mcp.shared.auth import AuthorizationCodeResult, OAuthClientInformationFull, OAuthClientMetadata, OAuthToken
 
+from tests.integration.cli.conftest import Command
 from tests.support.browser import ARGUMENTS, CHROMIUM
 from tests.support.harness import GatewayProcess, NodeProcess
 
@@ -126,6 +127,24 @@ def initialize() -> dict[str, Any]:
 def listed(gateway: GatewayProcess, client: str) -> Any:
     clients = gateway.get("/v1/oauth/clients")["clients"]
     return next((one for one in clients if one["client_id"] == client), None)
+
+
+# -- the command -------------------------------------------------------------------------------------------------
+
+
+def test_the_owner_lists_and_revokes_programs_at_the_prompt(gateway: GatewayProcess) -> None:
+    flow = Flow(gateway, client_name="Notes\x1b[2J app")
+    tokens = flow.tokens(nodes=["laptop"])
+    command = Command(gateway.home)
+    out = command("oauth", "list").out
+    line = next(line for line in out.splitlines() if flow.id in line)
+    assert "on laptop" in line and "Notes" in line and "\x1b" not in out
+    assert flow.id in {one["client_id"] for one in command("oauth", "list", "--json").json()["clients"]}
+    assert command("oauth", "revoke", flow.id).out == f"revoked: {flow.id}\n"
+    assert not flow.works(tokens["access_token"]) and flow.refresh(tokens["refresh_token"]).status == 401
+    assert flow.id not in command("oauth", "list").out
+    again = command("oauth", "revoke", flow.id)
+    assert again.status == 1 and flow.id in again.err
 
 
 # -- what a client finds ------------------------------------------------------------------------------------------

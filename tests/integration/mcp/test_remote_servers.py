@@ -9,6 +9,7 @@ import socket
 import stat
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -118,37 +119,63 @@ def test_a_login_is_completed_in_a_browser_and_survives_a_restart(tmp_path: Path
         assert not stored.exists()
 
 
-def test_a_login_is_completed_by_the_address_and_tokens_are_refreshed(tmp_path: Path) -> None:
+def log_in_by_address(gateway: GatewayProcess, port: int) -> Path:
+    """Add the server, log in by the address of the last page, and return the file with the tokens."""
+    add(gateway, "private", url=f"http://127.0.0.1:{port}/mcp", redirect_url="http://127.0.0.1:9/callback")
+    wait_until(lambda: entry(gateway, "private")["state"] == "login_required", what="the state")
+    begun = gateway.request("POST", "/v1/mcp/servers/private/login", {}).json()
+
+    class Stop(urllib.request.HTTPRedirectHandler):
+        def redirect_request(self, *_: Any) -> None:
+            return None
+
+    try:
+        urllib.request.build_opener(Stop).open(begun["authorize_url"], timeout=60)
+        raise AssertionError("the authorization server did not redirect")
+    except urllib.error.HTTPError as error:
+        address = error.headers["Location"]
+    assert address.startswith("http://127.0.0.1:9/callback?")
+    wrong = gateway.request("POST", "/v1/mcp/servers/private/login", {"url": "http://x/?code=a&state=b"})
+    assert wrong.status == 409
+    done = gateway.request("POST", "/v1/mcp/servers/private/login", {"url": address})
+    assert done.json()["completed"] is True
+    ready(gateway, "private")
+    return gateway.home / "mcp" / "private.json"
+
+
+def test_tokens_are_refreshed_before_they_expire_and_after_a_restart(tmp_path: Path) -> None:
+    port, home = free_port(), tmp_path / "home"
+    with serving("tests.support.mcp_oauth_server", str(port), "3"):
+        with GatewayProcess(home) as gateway:
+            stored = log_in_by_address(gateway, port)
+            first = stored.read_text()
+
+            def refreshed() -> bool:
+                answer = gateway.invoke("private__whisper", {})
+                assert answer["ok"], (answer, entry(gateway, "private"), gateway.log.read_text()[-3000:])
+                return stored.read_text() != first
+
+            wait_until(refreshed, what="the refreshed token")
+        second = json.loads(stored.read_text())
+        wait_until(lambda: time.time() > second["expires_at"], what="the end of the token")
+        with GatewayProcess(home) as gateway:
+            ready(gateway, "private")
+            assert gateway.invoke("private__whisper", {})["ok"]
+        assert json.loads(stored.read_text())["tokens"] != second["tokens"]
+
+
+def test_a_token_that_the_server_refuses_early_is_refreshed_without_a_login(tmp_path: Path) -> None:
     port = free_port()
     with (
-        serving("tests.support.mcp_oauth_server", str(port), "3"),
+        serving("tests.support.mcp_oauth_server", str(port), "3600", "2"),
         GatewayProcess(tmp_path / "home") as gateway,
     ):
-        add(gateway, "private", url=f"http://127.0.0.1:{port}/mcp", redirect_url="http://127.0.0.1:9/callback")
-        wait_until(lambda: entry(gateway, "private")["state"] == "login_required", what="the state")
-        begun = gateway.request("POST", "/v1/mcp/servers/private/login", {}).json()
-
-        class Stop(urllib.request.HTTPRedirectHandler):
-            def redirect_request(self, *_: Any) -> None:
-                return None
-
-        try:
-            urllib.request.build_opener(Stop).open(begun["authorize_url"], timeout=60)
-            raise AssertionError("the authorization server did not redirect")
-        except urllib.error.HTTPError as error:
-            address = error.headers["Location"]
-        assert address.startswith("http://127.0.0.1:9/callback?")
-        wrong = gateway.request("POST", "/v1/mcp/servers/private/login", {"url": "http://x/?code=a&state=b"})
-        assert wrong.status == 409
-        done = gateway.request("POST", "/v1/mcp/servers/private/login", {"url": address})
-        assert done.json()["completed"] is True
-        ready(gateway, "private")
-        stored = gateway.home / "mcp" / "private.json"
-        first = stored.read_text()
+        stored = log_in_by_address(gateway, port)
+        first = json.loads(stored.read_text())["tokens"]
 
         def refreshed() -> bool:
-            answer = gateway.invoke("private__whisper", {})
-            assert answer["ok"], (answer, entry(gateway, "private"), gateway.log.read_text()[-3000:])
-            return stored.read_text() != first
+            works = gateway.invoke("private__whisper", {})["ok"]
+            assert entry(gateway, "private")["state"] != "login_required"
+            return works and json.loads(stored.read_text())["tokens"] != first
 
         wait_until(refreshed, what="the refreshed token")
