@@ -10,7 +10,7 @@ PIP     = $(BIN)/python scripts/pip-install
 # The sources of the web console, which is built when Farhand is installed (hatch_build.py).
 CONSOLE = hatch_build.py $(shell find console -type f -not -path '*/node_modules/*')
 
-.PHONY: run test test-fast check format lint types layers coverage siege bench bench-peers conformance codex lock clean help
+.PHONY: run test test-fast check format lint types layers coverage siege bench bench-peers conformance codex docs lock clean help
 
 help:             ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -62,6 +62,10 @@ codex: $(VENV)/.dev-ready   ## run Codex on Farhand's Responses API; installs it
 	npm install --prefix build/codex --no-audit --no-fund --loglevel=error @openai/codex
 	FARHAND_CODEX=$(CURDIR)/build/codex/node_modules/.bin/codex $(BIN)/python -m pytest tests/integration/http/test_other_clients.py
 
+docs: $(VENV)/.dev-ready   ## build the documentation site into site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "Open site/index.html. With search: $(BIN)/python -m http.server --bind 127.0.0.1 --directory site 8000"
+
 lock:             ## resolve the development dependencies again into requirements/*.lock (needs uv)
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links \
 		--no-annotate --no-header --extra dev pyproject.toml --output-file requirements/dev.lock
@@ -69,7 +73,7 @@ lock:             ## resolve the development dependencies again into requirement
 		--no-annotate --no-header requirements/clients.in --output-file requirements/clients.lock
 
 clean:            ## remove the environment and build output
-	rm -rf $(VENV) build dist
+	rm -rf $(VENV) build dist site
 
 $(VENV)/bin/python:
 	sh scripts/make-venv $(PYTHON) $(VENV)

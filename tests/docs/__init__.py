@@ -1,0 +1,1 @@
+"""The documentation: the site is built, the commands of its pages are run."""

@@ -1,0 +1,5 @@
+from __future__ import annotations
+
+from tests.support.browser import browser
+
+__all__ = ["browser"]
