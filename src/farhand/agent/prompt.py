@@ -37,8 +37,8 @@ LONGEST_FILES: Final = 150_000
 # Maximum characters of the machine list with descriptions and tools, of ids alone, and of offline machines. Fifty
 # machines must cost no more than two, so the second is short.
 LONGEST_MACHINES: Final = 300
-LONGEST_IDS: Final = 90
-LONGEST_ABSENT: Final = 150
+LONGEST_IDS: Final = 60
+LONGEST_ABSENT: Final = 100
 # Tool names that need no quotes; the name of a plug-in's tool has a dot and is called unchanged.
 _TOOL_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}(\.\*)?")
 _PLAIN_TOOL: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -204,7 +204,7 @@ def _listed(machines: Sequence[Machine]) -> list[str]:
     if sum(map(len, lines)) <= LONGEST_MACHINES:
         return lines
     ids = bounded_list([machine.id for machine in machines], LONGEST_IDS)
-    return [f"- {ids}", "tool_search finds a machine's tools by its id; the query 'machines' lists all machines."]
+    return [f"- {ids} (tool_search 'machines' lists all)"]
 
 
 _IDENTITY: Final = (

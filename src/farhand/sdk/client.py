@@ -180,7 +180,7 @@ class NodeClient:
 
         - `token` defaults to `SA_NODE_TOKEN`, the address to `SA_GATEWAY_WS_URL`.
         - `ca_file` is trusted for `wss://` in addition to the system's authorities; with `pinned_cert` the gateway
-            must present exactly that certificate, whatever its name.
+            (default: `FARHAND_PINNED_CERT`) must present exactly that certificate, whatever its name.
         - `token_in_query=False` sends the token in the `Authorization` header only, which a SerialAgent gateway does
             not read. With None, it is added to the URL after such a gateway, recognized by its response, refused it.
         - `ledger` stores accepted calls (default: in memory). `queries` answer a gateway's questions beside tool calls.
@@ -224,6 +224,7 @@ class NodeClient:
         self._end_call = end_call
         self.leave = leave
         # The gateways in the order in which they are tried; the first is the present one.
+        pinned_cert = pinned_cert or os.environ.get("FARHAND_PINNED_CERT")
         self._gateways = deque(
             _Gateway.of(url, self._token, self.node_info.id, token_in_query, ca_file, pinned_cert)
             for url in (gateway_ws_url, *other_gateways)

@@ -212,7 +212,7 @@ def test_what_the_model_writes_cannot_control_the_terminal(house: House) -> None
         terminal.type(f"{session.key} attack\r")
         terminal.expect("(http://evil.example)", "text")
         assert b"\x1b]0;title" not in terminal.raw and b"\x1b[31m" not in terminal.raw
-        assert b"\x1b]8;" not in terminal.raw
+        assert b"\x1b]8;" not in terminal.raw and b"\x1b[2m" not in terminal.raw
         terminal.type("/exit\r")
         assert terminal.wait() == 0
 

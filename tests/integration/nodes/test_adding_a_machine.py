@@ -8,6 +8,7 @@ import signal
 import socket
 import ssl
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -224,6 +225,21 @@ def test_a_name_from_the_settings_is_offered_first(tmp_path: Path) -> None:
         assert made["gateway"] == made["addresses"][0]
         shown = Command(home).on_terminal("node", "pair", columns=120)
         assert "█" in shown or "▀" in shown
+
+
+def test_a_plug_in_under_development_trusts_the_gateways_own_certificate(command: Command, tmp_path: Path) -> None:
+    assert command("plugin", "new", "greeter", "--dir", str(tmp_path / "greeter")).status == 0
+    program = str(tmp_path / "greeter" / "greeter.py")
+    dev = subprocess.Popen(
+        [sys.executable, "-m", "farhand", "plugin", "dev", program], env=command.env, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        online(command, "greeter-dev")
+        assert "Hello, Ada!" in command("call", "greeter.greet", "who=Ada").out
+    finally:
+        dev.send_signal(signal.SIGINT)
+        said = dev.communicate(timeout=60)[1]
+    assert dev.returncode == 0 and "connected to wss://" in said, said
 
 
 def test_a_bundle_runs_with_nothing_but_python(command: Command, gateway: GatewayProcess, tmp_path: Path) -> None:

@@ -134,12 +134,14 @@ def dev(file: Path, node_id: str | None, client: Client) -> int:
     made = client.post(
         "/v1/tokens", {"node_id": chosen, "label": f"plugin dev {file.name}", "expires_seconds": DEV_TOKEN_SECONDS}
     ).value
+    address = client.find()
     environment = {
         **os.environ,
+        **({"FARHAND_PINNED_CERT": address.certificate} if address.certificate else {}),
         "SA_NODE_TOKEN": made["token"],
         "SA_NODE_ID": chosen,
         "SA_NODE_NAME": chosen,
-        "SA_GATEWAY_WS_URL": client.find().url,
+        "SA_GATEWAY_WS_URL": address.url,
         "PYTHONUNBUFFERED": "1",
     }
     remark(paint(f"running {file} as node {chosen}; save a file to restart it, Ctrl-C stops it", dim=True))

@@ -23,7 +23,7 @@ from farhand.cli.agent.chat_keyboard import Keyboard
 from farhand.cli.agent.chat_undo import undo_last
 from farhand.cli.agent.chat_view import ChatView
 from farhand.cli.client import Client, ClientError, NoGateway, url_path
-from farhand.cli.output import ago, plain, remark
+from farhand.cli.output import ago, colours, plain, remark
 
 HISTORY_FILE: Final = "chat_history"
 MOST_SESSIONS: Final = 20
@@ -76,7 +76,7 @@ class TerminalChat:
         self._client = client
         self._options = options
         self._record = record
-        self._console = Console(highlight=False)
+        self._console = Console(highlight=False, color_system="auto" if colours() else None)
         self._keyboard = Keyboard()
         self._view = ChatView(client, self._console, self._keyboard)
         self._images: list[str] = []

@@ -10,6 +10,7 @@ from farhand.store.ports import Tx
 TABLES: Final = {
     "call_id": ("calls", 36),
     "terminal_id": ("calls", 36),
+    "trial_id": ("calls", 36),
     "run_id": ("runs", 36),
     "transfer_id": ("transfers", 36),
     "approval_id": ("approvals", 36),
