@@ -24,6 +24,7 @@ from benchmarks.targets import PEERS
 
 NAMES = (
     "relay", "footprint", "jobs", "search", "durable", "turn", "direct", "transfer", "growth", "memory", "freeze",
+    "prompt",
 )  # fmt: skip
 RESULTS = REPOSITORY / "benchmarks" / "results"
 
