@@ -133,7 +133,7 @@ class Screen:
     def __init__(self, command: Sequence[str], environment: dict[str, str]) -> None:
         self.process_id, self._master = pty.fork()
         if self.process_id == 0:
-            os.execvpe(command[0], command, environment)  # noqa: S606
+            os.execvpe(command[0], command, environment)
 
     def echoed(self, key: bytes, seconds: float = 30.0) -> float:
         """Type a key and return after how many milliseconds it is shown."""
