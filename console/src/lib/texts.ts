@@ -58,7 +58,7 @@ export const t = {
   },
   approvals: {
     title: "Approvals", none: "Nothing waits for you", noneHint: "Calls that a policy rule asks about appear here.", approve: "Approve", deny: "Deny", always: "Always allow exactly this", reason: "Reason for denying",
-    command: "Command", diff: "Changes", args: "Arguments", env: "Environment", stdin: "Standard input", rule: "Rule", until: "Until", by: "Asked by", session: "Session", folder: "Folder", note: "Note", machine: "Machine",
+    command: "Command", does: "Does", output: "Output of the trial", diff: "Changes", args: "Arguments", env: "Environment", stdin: "Standard input", rule: "Rule", until: "Until", by: "Asked by", session: "Session", folder: "Folder", note: "Note", machine: "Machine",
     from: (who: string, origins: string) => `${who}, from ${origins}`, notify: "Notify me in this browser", notifyOn: "Notifications are on", notifyOff: "Notifications are blocked in this browser", arrived: "Waiting for approval",
     unsure: "No answer. Check the list again before you decide.", history: "Decided", decided: (state: string, who: string) => `${state} by ${who}`, call: "Call", alwaysHint: "Adds a rule to the policy that allows this tool with exactly these arguments. You can see and remove it under Access.", left: "left",
   },

@@ -86,6 +86,7 @@ export interface Approval {
   env: Record<string, string>;
   stdin: string | null;
   summary: string;
+  output: string;
   diff: string;
   note: string;
 }

@@ -75,6 +75,7 @@ from farhand.gateway.control.fanout import FanOuts
 from farhand.gateway.control.freeze import Freeze
 from farhand.gateway.control.policy_review import PolicyReview
 from farhand.gateway.control.terminals import Terminals
+from farhand.gateway.control.trial_previews import TrialPreviews
 from farhand.gateway.control.trials import TrialCalls
 from farhand.gateway.control.undo import Undo
 from farhand.gateway.control.undo_run import RunUndo
@@ -349,6 +350,7 @@ async def build(
         database,
         lambda: gate.waiting_calls,
         effects,
+        TrialPreviews(lambda: gate, catalog, clock),
         clock,
         standing,
         lineage=credentials.lineage,

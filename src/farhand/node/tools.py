@@ -51,7 +51,8 @@ def node_tools(
     if undo is not None:
         registry.add(_lent(UNDO, undo.Undo, limits, unlisted=True, preview=undo.preview_Undo))
     if trial is not None:
-        registry.add(_lent(TRIAL, trial.Trial, limits, unlisted=True, preview=trial.preview_Trial))
+        spec = msgspec.structs.replace(TRIAL, withheld=limits.refusal(TRIAL.name) is not None)
+        registry.add(_lent(spec, trial.Trial, limits, unlisted=True, preview=trial.preview_Trial))
     return registry
 
 
@@ -106,7 +107,7 @@ def _lent(
         spec,
         run,
         method,
-        continues=name == "Bash",
+        continues=name in ("Bash", TRIAL.name),  # a trial that is kept already is not kept again
         takes_handles=name == "Bash",
         unlisted=unlisted,
         preview=show if preview else None,

@@ -182,7 +182,7 @@ class ToolRegistry:
 
     def unlisted(self) -> list[str]:
         """Return the names of the tools that are not offered."""
-        return [tool.spec.name for tool in self._tools.values() if tool.unlisted]
+        return [tool.spec.name for tool in self._tools.values() if tool.unlisted and not tool.spec.withheld]
 
     def get(self, name: str) -> Callable[..., Any] | NodeTool | None:
         """Return the handler registered under `name`, ignoring case."""

@@ -270,7 +270,7 @@ class AgentShellTools:
 
     async def _ended_trial(self, text: str, call_id: str) -> dict[str, Any]:
         assert self._trials is not None
-        changes = (await asyncio.to_thread(self._trials.finish, call_id)).described()["changes"]
+        changes = (await asyncio.to_thread(self._trials.finish, call_id, {"content": text})).described()["changes"]
         listed = "".join(f"\n{change['kind']} {change['path']}" for change in changes) or "\nno file"
         content = f"{text}\ntrial {call_id}: nothing has changed yet; keeping it changes:{listed}"
         return {"content": content, "trialId": call_id, "changes": changes}

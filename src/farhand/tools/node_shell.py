@@ -201,7 +201,7 @@ class NodeShellTools:
         done = self._completed(job)
         if trial:
             assert self._trials is not None
-            ended = (await asyncio.to_thread(self._trials.finish, name)).described()
+            ended = (await asyncio.to_thread(self._trials.finish, name, done)).described()
             done |= {"trialId": name, "changes": ended["changes"]}
         return done
 

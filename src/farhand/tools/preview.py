@@ -52,6 +52,8 @@ class Preview(msgspec.Struct, frozen=True, omit_defaults=True):
     stdin: str | None = None
     # Description of what the call does beyond its files and its command.
     summary: str = ""
+    # What the command wrote when it was tried.
+    output: str = ""
     # Why the preview is incomplete.
     note: str = ""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
+import msgspec
 from msgspec import Meta
 
 from farhand.machine.sandbox.trials import TrialConflict, Trials
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from farhand.tools.preview import Preview
 
 NAME: Final = "Trial"
+# The same tool for the machine of the gateway.
+OWN: Final = "trial"
 ACTIONS: Final = ("show", "keep", "discard")
 # The beginning of the error of a trial whose files were changed since.
 CONFLICT: Final = "conflict: "
@@ -27,12 +30,17 @@ TrialId = Annotated[str, Meta(description="Id of the trial: trialId of its resul
 Action = Annotated[str, Meta(description="One of: show, keep, discard.", extra_json_schema={"enum": ACTIONS})]
 
 
-def kept_trial(tool: str, arguments: Any) -> str | None:
-    """Return the id of the trial that a call keeps; None for any other call."""
+def named_trial(tool: str, arguments: Any) -> tuple[str, bool] | None:
+    """Return the id of the trial that a call is about, and whether it keeps it; None for any other call."""
     if not tool.casefold().endswith(NAME.casefold()) or not isinstance(arguments, dict):
         return None
     keeps = str(arguments.get("action")).strip().lower() == "keep"
-    return str(arguments.get("trialId")) if keeps else None
+    return str(arguments.get("trialId")), keeps
+
+
+def keeping(trial_id: str) -> msgspec.Raw:
+    """Return the arguments that keep a trial."""
+    return msgspec.Raw(msgspec.json.encode({"trialId": trial_id, "action": "keep"}))
 
 
 class TrialTool:

@@ -79,6 +79,7 @@ def _described(approval: Approval) -> str:
         lines.append(f"Arguments: {bytes(shown['args'])[: 8 * MAX_CHARS].decode(errors='replace')}")
     lines += [f"Variable {name}: {value}" for name, value in shown["env"].items()]
     lines += [f"Standard input: {shown['stdin']}"] if shown["stdin"] else []
+    lines += [f"It wrote: {shown['output']}"] if shown["output"] else []
     lines += [shown["diff"]] if shown["diff"] else []
     return "\n".join(line[: 2 * MAX_CHARS] for line in lines)
 

@@ -55,6 +55,10 @@ class ApprovalShown(msgspec.Struct):
     env: dict[str, str]
     stdin: str | None
     summary: str
+    # What the command wrote when it was tried.
+    output: str
+    # The trial that is kept instead of running the command again.
+    trial_id: str | None
     files: list[FileShown]
     diff: str
     note: str

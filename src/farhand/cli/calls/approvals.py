@@ -141,6 +141,8 @@ def show_approval(one: dict[str, Any]) -> None:
     for name, text in (("environment", one["env"]), ("standard input", one["stdin"])):
         if text:
             show_section(name, json_text(text) if isinstance(text, dict) else plain_lines(text))
+    if one["output"]:
+        show_section("output of the trial", plain_lines(one["output"]))
     if one["diff"]:
         lines = (plain(line.removesuffix("\n")) for line in one["diff"].split("\n")[:-1])
         show_section("diff", "\n".join(paint(line, DIFF_COLOURS.get(line[:1])) for line in lines))

@@ -19,6 +19,7 @@ from farhand.protocol.json_limits import plain_peer_error
 from farhand.protocol.messages import ToolRequest, encode
 from farhand.protocol.names import MAX_COMPARED_LENGTH, MAX_COMPARED_NAMES
 from farhand.store.tables.calls import CallRecord
+from farhand.tools import trial
 
 DEFAULT_TIMEOUT_MS = 300_000
 MAX_TIMEOUT_MS = 24 * 60 * 60 * 1000
@@ -167,14 +168,14 @@ def unambiguous(call: ToolCall) -> ToolCall:
     return msgspec.structs.replace(call, args=msgspec.Raw(msgspec.json.encode(read_arguments(call.args))))
 
 
-def request_frame(call: ToolCall, target: Target, node: Node, timeout_ms: int) -> bytes:
-    """Return the frame that sends a call to its node."""
+def request_frame(call: ToolCall, target: Target, node: Node, timeout_ms: int, keeps: str = "") -> bytes:
+    """Return the frame that sends a call to its node. `keeps`: the trial to keep instead of running it."""
     connection = node.connection
     return encode(
         ToolRequest(
             request_id=call.id,
-            tool=target.tool,
-            args=call.args,
+            tool=trial.NAME if keeps else target.tool,
+            args=trial.keeping(keeps) if keeps else call.args,
             session_key=UNSET if call.session_key is None else call.session_key,
             timeout_ms=timeout_ms if connection is not None and connection.resume is not None else UNSET,
         )
@@ -191,14 +192,14 @@ def unread(connection: Connection, request: bytes, args: msgspec.Raw) -> str | N
     return None
 
 
-def repeated_frame(record: CallRecord) -> bytes:
+def repeated_frame(record: CallRecord, keeps: str = "") -> bytes:
     """Return the frame of a call that was open when the gateway stopped, for a node that never received it."""
     _, separator, bare = record.tool.partition("__")
     return encode(
         ToolRequest(
             request_id=record.id,
-            tool=bare if separator else record.tool,
-            args=record.args,
+            tool=trial.NAME if keeps else bare if separator else record.tool,
+            args=trial.keeping(keeps) if keeps else record.args,
             session_key=UNSET if record.session_key is None else record.session_key,
             timeout_ms=record.deadline_at - record.created_at,
         )

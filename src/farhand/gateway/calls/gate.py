@@ -14,7 +14,7 @@ from typing import Protocol
 
 import msgspec
 
-from farhand.gateway.access.credentials import Credential, Credentials
+from farhand.gateway.access.credentials import OWNER, Credential, Credentials
 from farhand.gateway.access.daily_budget import DailyBudget, keyed_call_budget
 from farhand.gateway.access.principal import Principal
 from farhand.gateway.access.secrets import Secrets
@@ -23,11 +23,11 @@ from farhand.gateway.calls.admission import Denied, allow, repeated_frame, reque
 from farhand.gateway.calls.catalog import Catalog, SwitchedOff, Target, read_arguments
 from farhand.gateway.calls.lifecycle import Lifecycle
 from farhand.gateway.calls.node_calls import NodeCalls
-from farhand.gateway.calls.open_call import OpenCall, Waiting, bare, ended, new_call_id
+from farhand.gateway.calls.open_call import OpenCall, Waiting, bare, ended, is_preview, new_call_id
 from farhand.gateway.calls.pinning import TRANSFER
 from farhand.gateway.calls.policy import Policy
 from farhand.gateway.calls.policy_check import ChangedFiles, PolicyCheck
-from farhand.gateway.calls.policy_subject import HTTP
+from farhand.gateway.calls.policy_subject import GATEWAY, HTTP
 from farhand.gateway.calls.refusals import ROW_BYTES, RefusalBudget, shortened
 from farhand.gateway.calls.state import CallEvent, OpenState
 from farhand.gateway.calls.waiting import Approver, WaitingCalls, row_of
@@ -42,11 +42,11 @@ from farhand.store.tables import calls
 from farhand.store.tables import idempotency as keys
 from farhand.store.tables.calls import CallRecord, CallState
 from farhand.store.tables.fleet import LinkMoved, check_link
-from farhand.store.tables.waiting_calls import ApprovalState, all_waiting, begin_waiting, find_approval
+from farhand.store.tables.waiting_calls import ApprovalState, all_waiting, begin_waiting, find_approval, trial_of
 from farhand.tools import undo
 from farhand.tools.node_family import resolved
 from farhand.tools.tool import Tool
-from farhand.tools.trial import kept_trial
+from farhand.tools.trial import OWN, named_trial
 
 # After a start, nodes have at least this long to report what they finished, whatever the deadline.
 RETURN_SECONDS = 15.0
@@ -444,17 +444,24 @@ class Gate:
         return opened
 
     async def _tried(self, call: ToolCall) -> CallRecord | None:
-        """Return the call whose trial a call keeps, if the policy has rules about trials."""
+        """Return the call whose trial a call keeps, or whose trial is part of an approval."""
         policy = self._policy()
-        if policy is None or not policy.tries or self.closing or self.frozen is not None:
+        if policy is None or not (policy.tries or policy.previews) or self.closing or self.frozen is not None:
             return None
         try:
-            trial_id = kept_trial(call.tool, read_arguments(call.args))
+            named = named_trial(call.tool, read_arguments(call.args))
         except InvalidArgs:
             return None
-        return None if trial_id is None else await self.find(trial_id)
+        record = None if named is None else await self.find(named[0])
+        return record if named is None or named[1] or is_preview(record) else None
 
     def _refuse_keeping(self, tried: CallRecord, principal: Principal, origins: Sequence[str]) -> None:
+        if is_preview(tried):
+            if origins is not GATEWAY and principal.id != OWNER.id:
+                raise Denied(
+                    "this trial belongs to a call that waits for approval; only the answer keeps or discards it"
+                )
+            return
         call = ToolCall(tried.id, tried.tool, tried.args, tried.session_key, tried.agent_id)
         self._policy_check.refuse_keeping(call, self._catalog.find_known(tried.tool), principal, origins)
 
@@ -522,16 +529,18 @@ class Gate:
         for record in await self._database.read(calls.open_calls):
             if (wanted is not None and record.id not in wanted) or self._open(record.id) is not None:
                 continue
+            approval = await self._database.read(partial(find_approval, name=record.id))
             if record.state is CallState.WAITING:
                 self.waiting_calls.recover(record, rows.get(record.id))
             else:
-                self._recover(record, now)
+                self._recover(record, now, trial_of(approval))
         return sum(not opened.over for opened in self._lifecycle.calls.values())
 
-    def _recover(self, record: CallRecord, now: int) -> None:
-        own = None if record.route == "node" else self._catalog.own(record.tool)
+    def _recover(self, record: CallRecord, now: int, keeps: str) -> None:
+        own = None if record.route == "node" else self._catalog.own(OWN if keeps else record.tool)
         node = self._node_registry.nodes.get(record.node_id or "")
-        opened = OpenCall(record, node, repeated_frame(record), own=own, state=OpenState.RUNNING)
+        frame = repeated_frame(record, keeps)
+        opened = OpenCall(record, node, frame, own=own, keeps=keeps, state=OpenState.RUNNING)
         opened.principal = self._recorded_principal(record)
         opened.started -= max(0, now - record.created_at) / 1000
         self._lifecycle.admit(opened, max(RETURN_SECONDS, (record.deadline_at - now) / 1000))

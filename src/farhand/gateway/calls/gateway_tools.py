@@ -22,6 +22,7 @@ from farhand.protocol.redaction import KnownSecrets
 from farhand.protocol.secret_handles import substituted
 from farhand.protocol.untrusted import one_line
 from farhand.store.tables.calls import CallRecord
+from farhand.tools import trial
 from farhand.tools.tool import CallContext, Tool
 
 log = logging.getLogger(__name__)
@@ -67,7 +68,10 @@ async def run(opened: OpenCall, tool: Tool, handles: Secrets) -> tuple[CallEvent
         arguments = read_arguments(record.args)
         if not isinstance(arguments, dict | None):
             raise InvalidArgs(f"arguments: expected an object, got {type(arguments).__name__}")
-        secrets = handles.values(record.id, record.args, record.tool)
+        if opened.keeps:
+            arguments = read_arguments(trial.keeping(opened.keeps))
+        else:
+            secrets = handles.values(record.id, record.args, record.tool)
         if secrets and not tool.takes_handles:
             arguments = substituted(arguments, secrets)
         value = await tool.run(arguments or {}, msgspec.structs.replace(context, secrets=secrets))

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from farhand.gateway.access.credentials import OWNER
 from farhand.gateway.access.principal import Principal
 from farhand.gateway.calls.state import OpenState
 from farhand.gateway.nodes.registry import Connection, Node
@@ -84,6 +85,8 @@ class OpenCall(msgspec.Struct, eq=False):
     state: OpenState = OpenState.RECORDING
     # How the call is held back; kept after it has started.
     waiting: Waiting | None = None
+    # The trial that is kept instead of running the call: its owner was shown what it changed.
+    keeps: str = ""
     # The first reason to stop.
     stop_reason: str = ""
     # What the gate or a tool of the gateway raised; it can say more than the recorded kind.
@@ -208,6 +211,18 @@ def ended(record: CallRecord, state: CallState, result: ToolResult, now: int, du
         result=result.result if result.ok else None,
         error_kind=result.error.kind if result.error else None,
         error_message=result.error.message if result.error else None,
+    )
+
+
+def preview_key(call_id: str) -> str:
+    """Return the idempotency key of the trial that shows what a call does before it is approved."""
+    return f"preview:{call_id}"
+
+
+def is_preview(record: CallRecord | None) -> bool:
+    """Whether a call is such a trial."""
+    return (
+        record is not None and record.credential == OWNER.id and (record.idempotency_key or "").startswith("preview:")
     )
 
 

@@ -42,6 +42,7 @@ from farhand.protocol.names import source_name
 
 Decision = Literal["allow", "ask", "deny", "trial"]
 DefaultDecision = Literal["allow", "ask", "deny"]
+RulePreview = Literal["", "trial"]
 Patterns = str | list[str]
 
 REGEX: Final = "re:"
@@ -87,6 +88,8 @@ class PolicyRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     session: Patterns = []
     # For `ask`: how long to wait for an answer, instead of `approval_seconds`.
     seconds: float | None = None
+    # For `ask`: `trial` runs the command as a trial first and shows the approver what it changed.
+    preview: RulePreview = ""
     # Shown to the caller, and to the approver.
     reason: str = ""
 
@@ -110,6 +113,7 @@ class Verdict(msgspec.Struct, frozen=True):
     rule: str
     reason: str = ""
     seconds: float | None = None
+    preview: RulePreview = ""
 
 
 class Forbidden(Denied):
@@ -132,6 +136,8 @@ class Policy:
         self._rules = [_Rule(rule, number) for number, rule in enumerate(settings.rules, 1)]
         # Whether a rule lets calls run as trials only.
         self.tries = any(rule.decision == "trial" for rule in settings.rules)
+        # Whether a rule has calls run as trials before their owner is asked.
+        self.previews = any(rule.preview for rule in settings.rules)
         self._default = Verdict(settings.default, "default")
 
     @classmethod
@@ -173,7 +179,9 @@ class _Rule:
             raise ValueError(f"[policy] {where}: seconds must be above 0 and at most 30 days, not {rule.seconds:g}")
         if rule.seconds is not None and rule.decision != "ask":
             raise ValueError(f"[policy] {where}: seconds belong to a rule that asks")
-        self.verdict = Verdict(rule.decision, where, rule.reason, rule.seconds)
+        if rule.preview and rule.decision != "ask":
+            raise ValueError(f"[policy] {where}: preview belongs to a rule that asks")
+        self.verdict = Verdict(rule.decision, where, rule.reason, rule.seconds, rule.preview)
         self._tools = [pattern.casefold() for pattern in _listed(rule.tool)]
         self._nodes = _listed(rule.node)
         self._routes = _listed(rule.route)

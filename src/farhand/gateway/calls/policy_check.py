@@ -143,6 +143,17 @@ class PolicyCheck:
         verdict = self._verdict(call, target, waiting.principal, waiting.origins, changed)
         return verdict if verdict is not None and verdict.decision == "ask" else None
 
+    async def previewed(self, call: ToolCall, target: Target, waiting: Waiting) -> Verdict | None:
+        """Return the verdict on a waiting call if a rule has it run as a trial before its owner is asked.
+
+        Raises Forbidden.
+        """
+        policy = self._policy()
+        if policy is None or not policy.previews or _is_trial(call):
+            return None
+        verdict = await self.check_again(call, target, waiting)
+        return verdict if verdict is not None and verdict.preview == "trial" else None
+
     def refuse_denied(self, call: ToolCall, target: Target, principal: Principal, *, held: bool) -> None:
         """Raise Forbidden where the policy denies a call or, with `held`, asks about it."""
         if held:

@@ -37,7 +37,9 @@ from farhand.store.tables.waiting_calls import (
     WaitingRow,
     hold_waiting,
     start_waiting,
+    trial_of,
 )
+from farhand.tools.trial import OWN
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +56,17 @@ class Approver(Protocol):
 
     async def find(self, name: str) -> Approval | None: ...
 
-    async def ask(self, opened: OpenCall, waiting: Waiting, target: Target) -> Approval | None: ...
+    async def attempt(self, opened: OpenCall, waiting: Waiting, target: Target) -> CallRecord | None:
+        """Run a call as a trial before its owner is asked; return how that ended, None if the call ended first."""
+        ...
+
+    async def ask(
+        self, opened: OpenCall, waiting: Waiting, target: Target, tried: CallRecord | None
+    ) -> Approval | None: ...
+
+    def follow(self, opened: OpenCall, approval: Approval) -> None:
+        """Discard the trial of an approval if its call ends without keeping it."""
+        ...
 
     async def change(self, opened: OpenCall, approval: Approval, target: Target) -> str | None: ...
 
@@ -250,9 +262,23 @@ class WaitingCalls:
             if self._offline(record):
                 return False
             target = self._catalog.find_again(record.tool, record.node_id, opened.own)
-            approval = await self._approvals.ask(opened, waiting, target)
+            verdict = await self._policy.previewed(_call(record), target, waiting)
+            tried = None
+            if verdict is not None:
+                if self._frozen() is not None:
+                    return False
+                try:
+                    self._lifecycle.check_capacity(target.node)
+                except Failed:
+                    raise NodeBusy from None
+                tried = await self._approvals.attempt(opened, waiting, target)
+                if tried is None or opened.over or self._lifecycle.closing:
+                    return False
+                await self._wait_for_approval(opened, waiting, target, verdict)  # from now on
+            approval = await self._approvals.ask(opened, waiting, target, tried)
         if approval is None or opened.over:
             return False
+        self._approvals.follow(opened, approval)
         if waiting.approval is None:  # else it was answered while the approvers were still being notified
             waiting.approval = approval
             opened.approval_asked(approval)
@@ -334,8 +360,11 @@ class WaitingCalls:
             opened.deadline.cancel()
         self.calls.pop(record.id, None)
         opened.record, opened.node, opened.started = record, node, time.perf_counter()
+        opened.keeps = trial_of(waiting.approval)
+        if opened.keeps and opened.own is not None:
+            opened.own = self._catalog.own(OWN)
         if node is not None:
-            opened.request = request_frame(_call(record), target, node, waiting.timeout_ms)
+            opened.request = request_frame(_call(record), target, node, waiting.timeout_ms, opened.keeps)
         self._lifecycle.admit(opened, waiting.timeout_ms / 1000)
         self._lifecycle.apply(opened, CallEvent.STARTED)
 

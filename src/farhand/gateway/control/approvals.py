@@ -21,10 +21,12 @@ from farhand.gateway.calls.catalog import Target
 from farhand.gateway.calls.open_call import OpenCall, Waiting
 from farhand.gateway.calls.waiting import WaitingCalls
 from farhand.gateway.control.effects import Effects
+from farhand.gateway.control.trial_previews import TrialPreviews, with_trial
 from farhand.gateway.nodes.registry import Node
 from farhand.protocol.errors import FarhandError
 from farhand.store.ports import Store
 from farhand.store.tables import waiting_calls as store
+from farhand.store.tables.calls import CallRecord
 from farhand.store.tables.waiting_calls import Approval, ApprovalState
 from farhand.tools.preview import Preview
 
@@ -50,6 +52,10 @@ class Bound(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     # The token or key of the node; for a node that has neither, the id of its process.
     life: str | None = None
     preview: Preview = Preview()
+    # The trial that is kept instead of running the call.
+    trial: str = ""
+    # Why it could not be tried, where the policy wants that.
+    untried: str = ""
 
     @property
     def hash(self) -> str:
@@ -125,6 +131,7 @@ class Approvals:
         database: Store,
         waiting_calls: Callable[[], WaitingCalls],
         effects: Effects,
+        trials: TrialPreviews,
         clock: Callable[[], int],
         standing: StandingApprovals,
         *,
@@ -139,6 +146,7 @@ class Approvals:
         self._clock = clock
         self._standing = standing
         self._effects = effects
+        self._trials = trials
         self._lineage = lineage
         self._notify = notify
 
@@ -153,10 +161,22 @@ class Approvals:
         """Return approvals, newest first."""
         return await self._database.read(lambda connection: store.list_approvals(connection, state, limit))
 
-    async def ask(self, opened: OpenCall, waiting: Waiting, target: Target) -> Approval | None:
-        """Ask for approval of a waiting call; return None if the call has ended. Raises StoreError."""
+    async def attempt(self, opened: OpenCall, waiting: Waiting, target: Target) -> CallRecord | None:
+        """Run a call as a trial before its owner is asked; return how that ended, None if the call ended first."""
+        return await self._trials.run(opened, waiting, target)
+
+    async def ask(
+        self, opened: OpenCall, waiting: Waiting, target: Target, tried: CallRecord | None = None
+    ) -> Approval | None:
+        """Ask for approval of a waiting call; return None if the call has ended. Raises StoreError.
+
+        `tried`: the call's trial; approving the call keeps it, if it succeeded.
+        """
         record = opened.record
         bound = await self._bound(opened, target)
+        if tried is not None:
+            preview, problem = with_trial(bound.preview, tried)
+            bound = msgspec.structs.replace(bound, preview=preview, trial="" if problem else tried.id, untried=problem)
         request = Request(bound, record.args, record.session_key, record.agent_id, waiting.origins)
         approval = Approval(
             id="".join(secrets.choice(LETTERS) for _ in range(LENGTH)),
@@ -192,9 +212,16 @@ class Approvals:
         asked = request_of(approval).bound
         if asked.hash != approval.hash:
             return "the request for approval itself has changed"
-        return asked.change(await self._bound(opened, target))
+        return asked.change(await self._bound(opened, target, asked))
 
-    async def _bound(self, opened: OpenCall, target: Target) -> Bound:
+    def follow(self, opened: OpenCall, approval: Approval) -> None:
+        """Discard the trial of an approval if its call ends without keeping it."""
+        if trial := request_of(approval).bound.trial:
+            self._trials.follow(opened, trial)
+
+    async def _bound(self, opened: OpenCall, target: Target, asked: Bound | None = None) -> Bound:
+        """`asked`: what was asked about the call before. Whether the files that its trial changed are still the same
+        is checked by the machine that keeps the trial."""
         record, node = opened.record, target.node
         spec = b"" if target.spec is None else msgspec.json.encode(target.spec)
         return Bound(
@@ -206,7 +233,11 @@ class Approvals:
             spec=hashlib.sha256(spec).hexdigest(),
             node_id=node.card.node_id if node else None,
             life=_identity(node),
-            preview=await self._effects.of(target, record, opened.principal),
+            preview=(
+                asked.preview if asked and asked.trial else await self._effects.of(target, record, opened.principal)
+            ),
+            trial=asked.trial if asked else "",
+            untried=asked.untried if asked else "",
         )
 
     def _is_own(self, opened: OpenCall, credential: Credential) -> bool:
@@ -320,9 +351,17 @@ def shown_request(approval: Approval) -> Mapping[str, Any]:
         "env": preview.env,
         "stdin": preview.stdin,
         "summary": preview.summary,
+        "output": preview.output,
+        "trial_id": request.bound.trial or None,
         "files": [msgspec.to_builtins(effect) for effect in preview.files],
         "diff": "".join(effect.diff for effect in preview.files),
-        "note": " ".join([preview.note, *(f"{one.path}: {one.note}" for one in preview.files if one.note)]).strip(),
+        "note": " ".join(
+            [
+                request.bound.untried,
+                preview.note,
+                *(f"{one.path}: {one.note}" for one in preview.files if one.note and not one.diff),
+            ]
+        ).strip(),
     }
 
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -19,10 +19,7 @@ from farhand.protocol.errors import NotFound
 from farhand.protocol.names import join_tool
 from farhand.tools.preview import Preview
 from farhand.tools.tool import CallContext, Tool, tool
-from farhand.tools.trial import NAME, SPEC, Action, TrialId, TrialTool
-
-# The tool of the gateway's own machine; trials on a node are ended by the node's tool.
-OWN: Final = "trial"
+from farhand.tools.trial import NAME, OWN, SPEC, Action, TrialId, TrialTool
 
 
 class TrialCalls:
@@ -32,7 +29,12 @@ class TrialCalls:
         self._gate = gate
         self._local = TrialTool(trials)
         self._own = tool(
-            self.trial, name=OWN, description=SPEC.description, capability=SPEC.capability, preview=self.preview
+            self.trial,
+            name=OWN,
+            description=SPEC.description,
+            capability=SPEC.capability,
+            preview=self.preview,
+            continues=True,
         )
 
     def tools(self) -> list[Tool]:

@@ -87,7 +87,7 @@ class RunUndo:
         named = split_tool(record.tool)
         tool = named[1] if named else record.tool
         place = (record.id, record.tool, record.node_id)
-        if tool in COMMANDS:
+        if tool in COMMANDS and not _is_kept(record):
             return UndoneCall(*place, False, reason=NOT_RECORDED)
         try:
             opened = await self._undo.begin(record.id, principal, dry_run=dry_run)
@@ -111,6 +111,15 @@ def _changes(tx: Tx, run_id: str) -> tuple[Mapping[str, CallRecord], list[CallRe
             if is_trial and candidate.state is CallState.OK and _keeps(candidate, record.id):
                 kept.append(candidate)
     return made, kept
+
+
+def _is_kept(record: CallRecord) -> bool:
+    """Whether a command was tried before it was approved: then its call kept the trial."""
+    try:
+        result = None if record.result is None else msgspec.json.decode(record.result)
+    except msgspec.MsgspecError:
+        return False
+    return isinstance(result, dict) and result.get("state") == "kept" and result.get("trialId") != record.id
 
 
 def _keeps(record: CallRecord, trial_id: str) -> bool:

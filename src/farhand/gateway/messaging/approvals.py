@@ -107,11 +107,12 @@ def question(approval: Approval) -> tuple[str, bool]:
         lines += ["Standard input:", fenced(preview.stdin)]
     if preview.summary:
         lines.append(fenced(preview.summary))
+    if preview.output:
+        lines += ["It wrote:", fenced(preview.output)]
     lines += [fenced(effect.diff) if effect.diff else f"{effect.path}: {effect.note}" for effect in preview.files]
     if preview.command is None and not preview.files:
         lines.append(fenced(bytes(request.args).decode("utf-8", "replace")))
-    if preview.note:
-        lines.append(f"Note: {preview.note}")
+    lines += [f"Note: {note}" for note in (request.bound.untried, preview.note) if note]
     text = "\n".join(lines)
     whole = len(text) <= MOST_TOLD
     if not whole:

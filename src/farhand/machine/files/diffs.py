@@ -22,6 +22,7 @@ def text_diff(old: bytes | None, new: bytes | None, name: str) -> str | None:
         return None
     if len(before) * len(after) > MOST_COMPARED:
         return None
+    name = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in name)
     first = name if old is not None else "/dev/null"
     lines = difflib.unified_diff(before, after, first, name if new is not None else "/dev/null")
     return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)

@@ -57,6 +57,8 @@ class Trial(msgspec.Struct, frozen=True):
     folders: tuple[str, ...]
     changes: tuple[Change, ...] = ()
     error: str = ""
+    # The result of the command, as its tool gave it.
+    result: dict[str, Any] = {}
 
     def described(self) -> dict[str, Any]:
         """Return the trial as callers see it."""
@@ -65,7 +67,12 @@ class Trial(msgspec.Struct, frozen=True):
             if self.state == "ready"
             else [{"path": change.path, "kind": change.kind} for change in self.changes]
         )
-        found: dict[str, Any] = {"trialId": self.id, "command": self.command, "state": self.state, "changes": shown}
+        found: dict[str, Any] = self.result | {
+            "trialId": self.id,
+            "command": self.command,
+            "state": self.state,
+            "changes": shown,
+        }
         found |= {"startedAt": self.started_at, "expiresAt": self.expires_at}
         return found | ({"error": self.error} if self.error else {})
 
@@ -141,8 +148,11 @@ class Trials:
         replace_private(beside / _RECORD, msgspec.json.encode(trial))
         beside.rename(self._place(name))
 
-    def finish(self, name: str) -> Trial:
-        """Record what the command of a trial changed; return the trial. Raises Failed if it changed too much."""
+    def finish(self, name: str, result: Mapping[str, Any] | None = None) -> Trial:
+        """Record what the command of a trial changed, and its result; return the trial.
+
+        Raises Failed if it changed too much.
+        """
         with self._lock:
             trial = self._find(name)
             if trial.state != "running":
@@ -162,7 +172,7 @@ class Trials:
             except (Failed, OSError, RecursionError) as error:
                 self._end(trial, "failed", str(error))
                 raise Failed(f"trial discarded: {error}") from None
-            ready = msgspec.structs.replace(trial, state="ready", changes=tuple(found))
+            ready = msgspec.structs.replace(trial, state="ready", changes=tuple(found), result=dict(result or {}))
             self._store(ready)
             return ready
 

@@ -63,6 +63,21 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True):
     remark: str | None = None
 
 
+class _Bound(msgspec.Struct, frozen=True):
+    trial: str = ""
+
+
+class _Request(msgspec.Struct, frozen=True):
+    bound: _Bound = _Bound()
+
+
+def trial_of(approval: Approval | None) -> str:
+    """Return the id of the trial that is kept instead of running the approved call; empty if there is none."""
+    if approval is None or approval.state is not ApprovalState.APPROVED:
+        return ""
+    return msgspec.json.decode(approval.request, type=_Request).bound.trial
+
+
 _WAITING: Final = WaitingRow.__struct_fields__
 _APPROVAL: Final = Approval.__struct_fields__
 _SELECT: Final = f"SELECT {', '.join(_APPROVAL)} FROM approvals"  # noqa: S608
