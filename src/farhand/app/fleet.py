@@ -20,15 +20,18 @@ from blake3 import blake3
 from farhand import __version__
 from farhand.api.routes.fleet import FleetRoutes
 from farhand.config import Config, ConfigError, StoreSection
+from farhand.gateway.access.secrets import KEY_FILE as SECRETS_KEY
+from farhand.gateway.access.secrets import has_secrets_key
 from farhand.gateway.access.tokens import OWNER_FILE, owner_token
 from farhand.gateway.fleet.membership import DEAD_SECONDS
 from farhand.gateway.nodes.registry import NodeRegistry
 from farhand.machine.files.private_files import write_private
+from farhand.protocol.key_auth import to_text
 from farhand.store.bus.signed import SignedBus
 from farhand.store.group_commit import GroupCommit
 from farhand.store.journal.seal import KEY_FILE, load_key
 from farhand.store.ports import StoreError, Tx
-from farhand.store.tables.fleet import Replica, leave_fleet, other_worker, own_unowned, owned, replicas
+from farhand.store.tables.fleet import Replica, leave_fleet, own_unowned, owned, replicas
 from farhand.store.tables.tokens import get_meta, set_meta, token_hash
 
 SCHEMES: Final = ("postgresql", "postgres")
@@ -81,11 +84,6 @@ class Member:
     def owned(self, table: str) -> Callable[[Tx], set[str]]:
         """Return the query for the ids of open work in a table that belong to this gateway."""
         return lambda tx: owned(tx, table, self.id)
-
-
-def session_workers(member: Member | None) -> Callable[[Tx, str], str | None]:
-    """Return the query for another gateway that works on a session."""
-    return lambda tx, key: None if member is None else other_worker(tx, key, member.id)
 
 
 async def join(home: Path, config: Config, database: GroupCommit, stack: contextlib.AsyncExitStack) -> Member:
@@ -166,10 +164,14 @@ def open_shared_store(home: Path, section: StoreSection) -> GroupCommit:
 
 
 def _derive_secrets(home: Path, secret: str) -> None:
-    """Create the owner's token and the journal's key of a home, where they are missing."""
+    """Create the owner's token and the keys of the journal and the secrets of a home, where they are missing."""
     key = blake3(secret.encode(), derive_key_context="farhand journal key").digest()
     token = blake3(secret.encode(), derive_key_context="farhand owner token").hexdigest()
-    for name, content in ((KEY_FILE, key), (OWNER_FILE, f"fho_{token}\n".encode())):
+    handles = blake3(secret.encode(), derive_key_context="farhand secrets key").digest()
+    files = [(KEY_FILE, key), (OWNER_FILE, f"fho_{token}\n".encode())]
+    if not has_secrets_key(home):
+        files.append((SECRETS_KEY, to_text(handles).encode()))
+    for name, content in files:
         try:
             descriptor = os.open(home / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except FileExistsError:

@@ -33,7 +33,7 @@ from farhand.api.server.router import Router, routes_of
 from farhand.api.server.tls_limits import TlsConnection
 from farhand.api.terminals.door import TERMINALS, TerminalDoor
 from farhand.app.oauth import oauth_routes, read_public_url
-from farhand.app.wiring import Parts, build, open_home
+from farhand.app.wiring import OpenedStore, Parts, build, open_home
 from farhand.config import Config, ConfigError
 from farhand.gateway.access.credentials import OWNER
 from farhand.gateway.nodes.addresses import GatewayAddress, is_loopback, pins_of
@@ -187,11 +187,13 @@ class Gateway:
             self._home,
             parts.credentials,
             SessionLimits(int(console.idle_hours * 3_600_000), int(console.max_days * 86_400_000)),
-            port=listener.getsockname()[1],
+            name=_cookie_name(parts.store, listener.getsockname()[1]),
             secure=bool(section.tls_cert),
             clock=clock,
             note=note,
         )
+        if parts.fleet is not None:
+            parts.fleet.follow("console.", sessions.refresh)
         public_url = read_public_url(section.public_url)
         oauth = oauth_routes(parts.oauth, parts.store.node_registry, public_url)
         routes = [*parts.routes, *routes_of(ConsoleRoutes(sessions)), *page_routes(), *oauth]
@@ -207,6 +209,7 @@ class Gateway:
             id_prefixes=IdPrefixes(database),
             held=lambda: parts.freeze.order,
             note=note,
+            catch_up=None if parts.fleet is None else parts.fleet.catch_up,
         )
         limits = ConnectionLimits(asyncio.get_running_loop().call_later)
         try:
@@ -317,6 +320,10 @@ def _limit_handshakes(config: uvicorn.Config, limits: ConnectionLimits) -> None:
         config.http_protocol_class = lambda **options: TlsConnection(  # type: ignore[assignment]
             context, limits, lambda: inside(**options)
         )
+
+
+def _cookie_name(store: OpenedStore, port: int) -> str:
+    return str(port) if store.member is None else store.gateway_id[:12]
 
 
 def close_home(home: Path, workspace: Path) -> None:

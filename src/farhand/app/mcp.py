@@ -10,6 +10,7 @@ from farhand.api.mcp.approval_forms import ApprovalForms
 from farhand.api.mcp.content import McpContent
 from farhand.api.mcp.server import McpRoutes
 from farhand.api.mcp.servers import McpServerRoutes
+from farhand.api.mcp.sessions import Told
 from farhand.api.mcp.tasks import Tasks
 from farhand.app.sandbox import LiveConfinement
 from farhand.config import Config, LiveConfig
@@ -86,12 +87,13 @@ def open_door(
     skills: Skills,
     agents: Agents,
     ending: asyncio.Event,
+    tell: Callable[[Told], None],
 ) -> McpRoutes:
     """Return the routes that serve MCP clients."""
     forms = ApprovalForms(approvals, secrets)
     tasks = Tasks(database, gate, forms, node_registry.clock)
     content = McpContent(gate, skills, CallSearch(database, gate), commands, secrets, lambda: agents.names)
-    return McpRoutes(gateway_id, node_registry, catalog, gate, commands, secrets, tasks, forms, content, ending)
+    return McpRoutes(gateway_id, node_registry, catalog, gate, commands, secrets, tasks, forms, content, ending, tell)
 
 
 def end_with_servers(jobs: Jobs, host: ServerHost) -> Callable[[], Awaitable[Ending]]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
+from farhand.app.fleet import Member
 from farhand.channels.registry import ChannelError, make_channels
 from farhand.config import Config
 from farhand.gateway.access.credentials import Credentials
@@ -19,8 +21,14 @@ from farhand.gateway.workspace.workspace import Workspace
 from farhand.protocol.freeze import FreezeOrder
 from farhand.protocol.redaction import KnownSecrets
 from farhand.store.ports import Store
+from farhand.store.tables.fleet import claim_lease
 from farhand.store.tables.waiting_calls import Approval
 from farhand.tools.tool import Tool
+
+
+async def _claimed(database: Store, replica: str, name: str) -> bool:
+    """Return whether this gateway is the one of its fleet that does something."""
+    return await database.write(partial(claim_lease, name=name, replica=replica), durable=False)
 
 
 class Messaging:
@@ -41,16 +49,17 @@ class Messaging:
         clock: Callable[[], int],
         frozen: Callable[[], FreezeOrder | None],
         approvers: Callable[[], Sequence[str]],
-        alone: bool = True,
+        member: Member | None = None,
     ) -> None:
         """`kinds` load the kinds of channels. `approvers` returns who may approve calls, by channel and address.
-        `alone`: no other gateway uses this store.
+        `member`: this gateway among those that share the store, if any.
 
         Raises ChannelError for invalid settings.
         """
+        self._member = member
         self._sessions = sessions
         self._approvals = approvals
-        self.outbox = Messages(database, workspace, clock=clock, alone=alone, hide=secrets.redact_text)
+        self.outbox = Messages(database, workspace, clock=clock, alone=member is None, hide=secrets.redact_text)
         self._channel_approvals = ChannelApprovals(approvals, self.outbox, approvers)
         self.reception = Reception(
             database,
@@ -63,6 +72,7 @@ class Messaging:
             identity_links=config.sessions.identity_links,
             removed=credentials.announce_removed,
             overhear=self._channel_approvals.hear,
+            may_listen=None if member is None else partial(_claimed, database, member.id),
         )
         self.hooks = Hooks(
             database,
@@ -97,8 +107,15 @@ class Messaging:
     async def start(self) -> None:
         """Receive messages, answer earlier ones, and pass the posts of hooks to their sessions."""
         await self._approvals.notify_pending()
-        await self.reception.start()
-        await self.hooks.start()
+        own = None if self._member is None else self._member.owned
+        await self.reception.start(None if own is None else own("awaited_replies"))
+        await self.hooks.start(None if own is None else own("hook_posts"))
+
+    async def take_up(self) -> None:
+        """Take up what belongs to this gateway since it took over the work of another one."""
+        assert self._member is not None
+        await self.reception.resume(self._member.owned("awaited_replies"))
+        await self.hooks.start(self._member.owned("hook_posts"))
 
     async def close(self) -> None:
         await self.hooks.close()

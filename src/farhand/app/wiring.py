@@ -47,7 +47,7 @@ from farhand.api.routes.trials import TrialRoutes
 from farhand.api.routes.workspace import WorkspaceRoutes
 from farhand.api.server.router import Route, routes_of
 from farhand.api.terminals.routes import TerminalRoutes
-from farhand.app.fleet import Member, check_fleet_settings, fleet_routes, join, open_shared_store, session_workers
+from farhand.app.fleet import Member, check_fleet_settings, fleet_routes, join, open_shared_store, settings_digest
 from farhand.app.fleet_parts import FleetParts, LazyFleet
 from farhand.app.mcp import end_with_servers, local_host, open_door, open_mcp
 from farhand.app.messaging import Messaging
@@ -88,6 +88,7 @@ from farhand.gateway.nodes.logs_tool import NodeLogs
 from farhand.gateway.nodes.machines_tool import NodeList
 from farhand.gateway.nodes.metrics import MetricsHistory
 from farhand.gateway.nodes.output import RemoteCommands
+from farhand.gateway.nodes.pairing import Pairing
 from farhand.gateway.nodes.queries import Queries
 from farhand.gateway.nodes.registry import NodeRegistry
 from farhand.gateway.nodes.returning import ReturningNodes, connected_at_the_end
@@ -134,6 +135,7 @@ from farhand.store.objects.folder import FolderObjects
 from farhand.store.sqlite.snapshots import Recovery, open_store, revoked_tokens
 from farhand.store.tables.idempotency import forget_keys
 from farhand.store.tables.nodes import all_nodes
+from farhand.store.tables.one_time_codes import remove_codes
 from farhand.store.tables.secrets import all_secrets
 from farhand.store.tables.standing_approvals import all_standing
 from farhand.store.tables.tokens import all_tokens, get_meta, revoke_tokens, set_meta
@@ -183,6 +185,7 @@ async def open_home(
     else:
         database, recovery = open_store(home, time.time_ns() // 1_000_000)
         stack.push_async_callback(database.close)
+        database.query(remove_codes)  # an older copy of the store may have some that were used
     database.query(lambda store: revoke_tokens(store, revoked_tokens(home)))
     nodes = database.query(all_nodes)
     node_registry = NodeRegistry(nodes, node_tokens.capabilities)
@@ -450,7 +453,7 @@ async def build(
         describe_model=turns.model_name,
         check_model=turns.check_model,
         freeze=lambda by, reason: freeze.asked_in_a_chat(by, reason),
-        worked_on_by=session_workers(member),
+        elsewhere=None if member is None else LazyFleet(lambda: fleet),
         budget=budget,
         invalid=credentials.ended,
     )
@@ -473,7 +476,7 @@ async def build(
         clock=clock,
         frozen=frozen,
         approvers=lambda: live.now.policy.approvers,
-        alone=member is None,
+        member=member,
     )
     stack.push_async_callback(messaging.close)
     schedule = live.derive(partial(schedule_settings, environ=environ))
@@ -538,6 +541,20 @@ async def build(
     )
     direct = Direct(database, gate, catalog, guide, SessionAgent(sessions), clock=clock, secrets=secrets, budget=budget)
     policy_review = PolicyReview(database, node_registry, catalog, credentials.makers, standing)
+    mcp_door = open_door(
+        store.gateway_id,
+        database,
+        node_registry,
+        catalog,
+        gate,
+        commands,
+        secrets,
+        approvals,
+        skills,
+        agents,
+        ending,
+        (lambda _: None) if member is None else LazyFleet(lambda: fleet).tell,
+    )
     routes = routes_of(
         HealthRoutes(
             store.gateway_id,
@@ -560,7 +577,16 @@ async def build(
         TransferRoutes(transfers, gate, ending, clock),
         JournalRoutes(database, journal, secrets, ending, lambda: gate.closing),
         TokenRoutes(tokens),
-        PairingRoutes(node_registry, credentials, tokens, journal, store.gateway_id, address, Installers(home)),
+        PairingRoutes(
+            node_registry,
+            credentials,
+            tokens,
+            journal,
+            store.gateway_id,
+            address,
+            Installers(home),
+            Pairing(database, clock),
+        ),
         FreezeRoutes(freeze),
         ApprovalRoutes(approvals),
         PolicyRoutes(
@@ -570,19 +596,7 @@ async def build(
             str(machine.agents_folder),
             standing,
         ),
-        open_door(
-            store.gateway_id,
-            database,
-            node_registry,
-            catalog,
-            gate,
-            commands,
-            secrets,
-            approvals,
-            skills,
-            agents,
-            ending,
-        ),
+        mcp_door,
         MetricsRoutes(database, node_registry, gate, "" if member is None else member.id),
         WorkspaceRoutes(journal, workspace, skills, gate),
         MemoryRoutes(memory, gate),
@@ -612,11 +626,34 @@ async def build(
         await gate.recover(member.owned("calls"))
         await transfers.recover(member.owned("transfers"))
         await sessions.start(member.owned("runs"))
+        await messaging.take_up()
         scheduler.wake()
 
     fleet: FleetParts | None = None
     if member is not None:
-        fleet = FleetParts(member, database, services, inventory, gate, freeze, tokens, standing, resume=take_up)
+        fleet = FleetParts(
+            member,
+            database,
+            services,
+            inventory,
+            gate,
+            freeze,
+            tokens,
+            sessions=sessions,
+            mcp=mcp_door,
+            followed={
+                "policy.always_added": partial(standing.refresh, database),
+                "policy.always_removed": partial(standing.refresh, database),
+                "hook.saved": messaging.hooks.refresh,
+                "hook.removed": messaging.hooks.refresh,
+                "channel.": messaging.reception.refresh,
+                "mcp.": mcp_servers.refresh,
+                "secret.": handles.refresh,
+            },
+            approvals=approvals,
+            settings=lambda: settings_digest(live.now),
+            resume=take_up,
+        )
     return Parts(
         store,
         secrets,

@@ -163,7 +163,7 @@ def test_a_session_ends_when_it_is_not_used(tmp_path: Path) -> None:
         def opened(owner: str = "owner") -> BrowserSessions:
             limits = SessionLimits(idle_ms=1000, total_ms=5000)
             credentials = Credentials(owner, [], NodeTokens(), open=False)
-            return BrowserSessions(database, tmp_path, credentials, limits, port=1, secure=False, clock=lambda: now)
+            return BrowserSessions(database, tmp_path, credentials, limits, name="1", secure=False, clock=lambda: now)
 
         kept = opened()
         signed_in = await kept.redeem(kept.new_code(OWNER.id), "127.0.0.1", "Browser\x1b[31m\n/1.0")

@@ -16,6 +16,7 @@ import trustme
 from farhand.api.server.router import Route, Router
 from farhand.gateway.nodes.pairing import MOST_GUESSES, Pairing
 from farhand.protocol.errors import FarhandError
+from farhand.store.sqlite.store import SqliteStore
 from tests.integration.cli.conftest import Command
 from tests.support.harness import GatewayProcess, PlainNode, wait_until
 
@@ -172,19 +173,26 @@ def test_guessing_is_throttled(gateway: GatewayProcess) -> None:
     assert pair(gateway, code, "x", headers=behind).status == 429, "not even the right one, while locked"
 
 
-def test_codes_end_by_time_and_by_wrong_guesses() -> None:
-    now = [0.0]
-    pairing = Pairing(lambda: now[0])
-    code = pairing.make(None, "", "owner", 60)
-    now[0] = 59.9
-    assert pairing.find(code) is not None
-    now[0] = 60.0
-    assert pairing.find(code) is None
-    code = pairing.make(None, "", "owner", 60)
-    for _ in range(MOST_GUESSES):
-        assert pairing.find("WRONGONE") is None
-    assert pairing.find(code) is None, "void after too many guesses"
-    assert pairing.find(pairing.make(None, "", "owner", 60)) is not None, "and the next one is not"
+def test_codes_end_by_time_and_by_wrong_guesses(tmp_path: Path) -> None:
+    async def run() -> None:
+        store = SqliteStore.open(tmp_path / "x.db")
+        now = [0]
+        pairing = Pairing(store, lambda: now[0])
+        code = await pairing.make(None, "", "owner", 60)
+        now[0] = 59_900
+        assert await pairing.find(code) is not None
+        now[0] = 60_000
+        assert await pairing.find(code) is None
+        code = await pairing.make(None, "", "owner", 60)
+        for _ in range(MOST_GUESSES):
+            assert await pairing.find("WRONGONE") is None
+        assert await pairing.find(code) is None, "void after too many guesses"
+        found = await pairing.find(await pairing.make(None, "", "owner", 60))
+        assert found is not None, "and the next one is not"
+        assert await pairing.use(found) and not await pairing.use(found)
+        await store.close()
+
+    asyncio.run(run())
 
 
 def test_a_route_without_a_scope_stops_the_start() -> None:

@@ -32,6 +32,8 @@ PROGRESS_SECONDS: Final = 0.3
 # Interval of progress events for a call that prints nothing.
 QUIET_SECONDS: Final = 5.0
 MOST_TAIL: Final = 500
+# Begins the ids of questions about approvals.
+QUESTION: Final = "farhand-approval:"
 # What waits for a slow reader: the log lines of a call, or its progress, then questions. The last place is for the end.
 MOST_NEWS: Final = MOST_LOG_LINES + 20
 
@@ -113,7 +115,7 @@ class Exchange:
             return
         if news.qsize() >= MOST_NEWS - 1:  # the reader is slow; the call can be approved elsewhere
             return
-        name = f"farhand-approval:{approval.id}"
+        name = f"{QUESTION}{approval.id}"
         self._session.questions[name] = approval.id
         params = self._forms.request(approval, self._credential)
         news.put_nowait(rpc.asking(name, "elicitation/create", params))

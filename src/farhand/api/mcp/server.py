@@ -21,9 +21,9 @@ from farhand.api.mcp import messages as rpc
 from farhand.api.mcp import tasks
 from farhand.api.mcp.approval_forms import ApprovalForms
 from farhand.api.mcp.content import McpContent
-from farhand.api.mcp.exchange import PROGRESS_SECONDS, Exchange, place_of, read_place, rendered
+from farhand.api.mcp.exchange import PROGRESS_SECONDS, QUESTION, Exchange, place_of, read_place, rendered
 from farhand.api.mcp.messages import Id, Message, RpcError
-from farhand.api.mcp.sessions import MOST_STREAMS, Asked, Listener, Session, Sessions
+from farhand.api.mcp.sessions import MOST_STREAMS, Asked, Listener, Session, Sessions, Told
 from farhand.api.mcp.tools import Names, tools
 from farhand.api.server.http import Problem, Reply, Request
 from farhand.api.server.large_bodies import beside_loop, result_bytes
@@ -33,6 +33,7 @@ from farhand.gateway.access.credentials import Scope
 from farhand.gateway.calls.catalog import Catalog
 from farhand.gateway.calls.gate import Gate
 from farhand.gateway.calls.open_call import OpenCall, new_call_id
+from farhand.gateway.control.approvals import request_of
 from farhand.gateway.nodes.machines_tool import NODE_LIST
 from farhand.gateway.nodes.output import RemoteCommands
 from farhand.gateway.nodes.registry import NodeRegistry
@@ -79,8 +80,9 @@ class McpRoutes:
         forms: ApprovalForms,
         content: McpContent,
         ending: asyncio.Event,
+        tell: Callable[[Told], None] = lambda _: None,
     ) -> None:
-        """`ending` is set when the gateway stops."""
+        """`ending` is set when the gateway stops. `tell` passes what clients say about sessions to other gateways."""
         self._tasks = tasks
         self._forms = forms
         self._content = content
@@ -91,7 +93,7 @@ class McpRoutes:
         self._secrets = secrets
         self._ending = ending
         self._names = Names(node_registry, catalog)
-        self._sessions = Sessions(gateway_id)
+        self._sessions = Sessions(gateway_id, tell)
         self._listening = 0
         self._life = token_hex(4)
 
@@ -137,22 +139,45 @@ class McpRoutes:
         if message.method is UNSET:
             await self._take_answer(request, session, message)
         if message.method == "notifications/cancelled":
-            cancelled = message.value("requestId")
-            asked = session.calls.get(cancelled) if isinstance(cancelled, int | str) else None
-            if asked is not None:
-                asked.given_up = True
-                reason = message.value("reason")
-                told = f": {reason[:500]}" if isinstance(reason, str) and reason else ""
-                await self._gate.cancel(asked.call_id, f"cancelled by its client{told}")
+            cancelled, reason = message.value("requestId"), message.value("reason")
+            if isinstance(cancelled, int | str):
+                why = reason[:500] if isinstance(reason, str) else ""
+                told = Told(session.id, request.credential.id, cancelled=cancelled, reason=why)
+                if cancelled in session.calls:
+                    await self.heard(told)
+                else:
+                    self._sessions.tell(told)
         return Reply(status=202)
+
+    async def heard(self, told: Told) -> None:
+        """Act on what a client said about its session, here or to another gateway of the fleet."""
+        try:
+            session = self._sessions.find(told.session_id, told.credential)
+        except RpcError:
+            return
+        if told.log_level is not None:
+            session.log_level = told.log_level
+        asked = None if told.cancelled is None else session.calls.get(told.cancelled)
+        if asked is not None:
+            asked.given_up = True
+            why = f": {told.reason}" if told.reason else ""
+            await self._gate.cancel(asked.call_id, f"cancelled by its client{why}")
+        if told.ended:
+            self._sessions.end(session)
+            for asked in list(session.calls.values()):
+                asked.given_up = True
+                await self._gate.cancel(asked.call_id, "its client ended the session")
 
     async def _take_answer(self, request: Request, session: Session, message: Message) -> None:
         """Handle the answer of the client's user to a question about an approval. Others need no handling."""
         asked = session.questions.pop(message.id, None) if isinstance(message.id, int | str) else None
+        if asked is None and isinstance(message.id, str) and message.id.startswith(QUESTION):
+            asked = message.id.removeprefix(QUESTION)  # asked by another gateway of the fleet, or before a restart
         if asked is None or message.result is UNSET:
             return
         approval = await self._forms.pending(asked)
-        if approval is not None:
+        # The id comes from the client: only the approval of one of its own calls is meant.
+        if approval is not None and request_of(approval).bound.credential == request.credential.id:
             await self._forms.answer(approval, msgspec.json.decode(message.result), request.credential)
 
     async def _answer(self, request: Request, message: Message, request_id: Id, modern: bool) -> Reply:
@@ -183,6 +208,7 @@ class McpRoutes:
             return Reply(rpc.result(request_id, {}))
         elif method == "logging/setLevel" and session is not None:
             session.log_level = rpc.log_level(message.value("level"))
+            self._sessions.tell(Told(session.id, request.credential.id, log_level=session.log_level))
             return Reply(rpc.result(request_id, {}))
         else:
             value, cached = await self._content.answer(str(method), message, request.principal, modern=modern), 0
@@ -193,9 +219,9 @@ class McpRoutes:
         if not isinstance(wanted, str):
             raise RpcError(rpc.INVALID_PARAMS, "initialize needs protocolVersion")
         version = wanted if wanted in rpc.HANDSHAKE_VERSIONS else rpc.HANDSHAKE_VERSIONS[-1]
-        session = self._sessions.begin(request.credential.id)
         capabilities = message.value("capabilities")
-        session.elicits = isinstance(capabilities, dict) and isinstance(capabilities.get("elicitation"), dict)
+        elicits = isinstance(capabilities, dict) and isinstance(capabilities.get("elicitation"), dict)
+        session = self._sessions.begin(request.credential.id, elicits=elicits)
         told = {"protocolVersion": version, "serverInfo": rpc.SERVER, **_introduction(version)}
         return Reply(rpc.result(request_id, told), headers=[(b"mcp-session-id", session.id.encode())])
 
@@ -450,10 +476,9 @@ class McpRoutes:
             session = self._session(request)
         except RpcError as error:
             return error.reply(None, modern=False)
-        self._sessions.end(session)
-        for asked in list(session.calls.values()):
-            asked.given_up = True
-            await self._gate.cancel(asked.call_id, "its client ended the session")
+        told = Told(session.id, request.credential.id, ended=True)
+        self._sessions.tell(told)
+        await self.heard(told)
         return Reply(b'{"ended":true}')
 
 

@@ -1,7 +1,8 @@
 """Sessions of MCP clients that use `initialize`.
 
 A session id is self-verifying: it contains a digest of its credential and gateway. So only the open calls and streams
-of a session are stored, and a client keeps its session across restarts of the gateway.
+of a session are stored, and a client keeps its session across restarts of the gateway. Gateways of a fleet tell each
+other what a client says about its session, since any of them may have the call that it is about.
 """
 
 from __future__ import annotations
@@ -11,13 +12,18 @@ import dataclasses
 import hashlib
 import secrets
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Final
+
+import msgspec
 
 from farhand.api.mcp.messages import INVALID_REQUEST, Id, RpcError
 
 MOST_SESSIONS: Final = 10_000
 MOST_ENDED: Final = 10_000
 MOST_STREAMS: Final = 1024
+# At the end of a session's name; not a hexadecimal digit.
+ELICITS: Final = "x"
 
 
 class Listener:
@@ -48,7 +54,7 @@ class Session:
         # Open requests, and the calls that serve them.
         self.calls: dict[Id, Asked] = {}
         self.streams: set[Listener] = set()
-        # Whether the client can ask its user; False for a session of an earlier process.
+        # Whether the client can ask its user.
         self.elicits = False
         # The least level of log messages that the client wants; empty: none.
         self.log_level = ""
@@ -56,16 +62,31 @@ class Session:
         self.questions: dict[Id, str] = {}
 
 
+class Told(msgspec.Struct, frozen=True):
+    """What a client said about its session, for the other gateways of a fleet."""
+
+    session_id: str
+    credential: str
+    ended: bool = False
+    log_level: str | None = None
+    # The request that the client gave up, and why.
+    cancelled: Id | None = None
+    reason: str = ""
+
+
 class Sessions:
     """The sessions of one gateway."""
 
-    def __init__(self, gateway_id: str) -> None:
+    def __init__(self, gateway_id: str, tell: Callable[[Told], None] = lambda _: None) -> None:
+        """`tell` passes what a client said to the other gateways of the fleet."""
+        self.tell = tell
         self._gateway_id = gateway_id
         self._known: OrderedDict[str, Session] = OrderedDict()
         self._ended: OrderedDict[str, None] = OrderedDict()
 
-    def begin(self, credential_id: str) -> Session:
-        name = secrets.token_hex(16)
+    def begin(self, credential_id: str, *, elicits: bool) -> Session:
+        """Return a new session; its id also tells whether the client can ask its user."""
+        name = secrets.token_hex(16) + ELICITS * elicits
         return self._admit(f"{name}-{self._proof(name, credential_id)}")
 
     def find(self, session_id: str | None, credential_id: str) -> Session:
@@ -96,6 +117,7 @@ class Sessions:
 
     def _admit(self, session_id: str) -> Session:
         session = self._known[session_id] = Session(session_id)
+        session.elicits = session_id.partition("-")[0].endswith(ELICITS)
         if len(self._known) > MOST_SESSIONS:
             idle = next((one for one in self._known.values() if not one.calls and not one.streams), session)
             del self._known[idle.id]

@@ -149,7 +149,11 @@ class CallRoutes:
 
     @route("GET /v1/calls/{call_id}", Scope.READ, "One call.")
     async def call(self, request: Request) -> CallShown:
-        return self._shown(await self._found(request))
+        record = await self._found(request)
+        shown = self._shown(record)
+        if shown.waits_for is not UNSET and not self._gate.is_open(record.id):  # it waits at another gateway
+            shown.waits_for, shown.approval_id = await self._search.awaited(record.id)
+        return shown
 
     @route(
         "DELETE /v1/calls/{call_id}",
@@ -159,7 +163,7 @@ class CallRoutes:
     )
     async def cancel(self, request: Request) -> CallShown | dict[str, Any]:
         call_id = request.params["call_id"]
-        over = not self._gate.is_open(call_id)
+        over = await self._gate.is_over(call_id)
         record = await self._gate.cancel(call_id)
         if record is None:
             raise _no_call(request)

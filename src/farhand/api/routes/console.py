@@ -111,7 +111,7 @@ class ConsoleRoutes:
 
     @route("POST /v1/signin", Scope.ADMIN, "A new sign-in link.", status=201)
     async def link(self, request: Request) -> SignInLink:
-        return SignInLink(f"/signin?code={self._sessions.new_code(request.credential.id)}")
+        return SignInLink(f"/signin?code={await self._sessions.stored_code(request.credential.id)}")
 
     @route("POST /v1/signout", Scope.ADMIN, "End the console session that sends this request.", answer=Ended)
     async def sign_out(self, request: Request) -> Reply:

@@ -91,6 +91,7 @@ class PairingRoutes:
         gateway_id: str,
         address: GatewayAddress,
         installers: Installers,
+        pairing: Pairing,
     ) -> None:
         self._address = address
         self._installers = installers
@@ -99,7 +100,7 @@ class PairingRoutes:
         self._tokens = tokens
         self._journal = journal
         self._gateway_id = gateway_id
-        self._pairing = Pairing()
+        self._pairing = pairing
         # One machine is paired at a time: two codes never give out the same id or register the same key.
         self._one_at_a_time = asyncio.Lock()
 
@@ -115,7 +116,7 @@ class PairingRoutes:
                 reason = f"{_described(wanted.node_id, other)}; another token for it needs the scope 'admin'"
                 raise Problem(403, "forbidden", reason)
         limits = _limits(wanted.limits)
-        code = self._pairing.make(wanted.node_id, wanted.label, request.credential.id, wanted.seconds, limits)
+        code = await self._pairing.make(wanted.node_id, wanted.label, request.credential.id, wanted.seconds, limits)
         self._journal.note("pairing.opened", wanted.node_id or "", {"credential": request.credential.id})
         pins, urls = self._address.pins, await asyncio.to_thread(self._address.urls)
         pin, public_key = (None, None) if pins is None else (pins.certificate, pins.public_key)
@@ -140,8 +141,8 @@ class PairingRoutes:
         guessable=True,
     )
     async def offer(self, _request: Request, wanted: CodeShown) -> CodeOffered:
-        code = self._valid(wanted.code)
-        return CodeOffered(code.node_id, code.limits, self._gateway_id)
+        code = await self._valid(wanted.code)
+        return CodeOffered(code.facts.node_id, code.facts.limits, self._gateway_id)
 
     @route(
         "GET /join/{code}",
@@ -152,7 +153,7 @@ class PairingRoutes:
         guessable=True,
     )
     async def script(self, request: Request) -> Reply:
-        self._valid(request.params["code"])
+        await self._valid(request.params["code"])
         # The address that the machine has just used, which the guard has checked.
         place = f"{'https' if self._address.tls else 'http'}://{request.headers[b'host'].decode()}"
         pins = self._address.pins
@@ -169,7 +170,7 @@ class PairingRoutes:
         guessable=True,
     )
     async def installer(self, request: Request) -> Reply:
-        self._valid(request.params["code"])
+        await self._valid(request.params["code"])
         try:
             path = await self._installers.file(request.params["file"])
         except (FarhandError, OSError) as error:
@@ -178,11 +179,11 @@ class PairingRoutes:
             raise Problem(404, "not_found", f"there is no file {request.params['file'][:100]!r} to install")
         return Reply(content_type=BYTES.encode(), pieces=_pieces(path), bare=True)
 
-    def _valid(self, text: str) -> PairingCode:
+    async def _valid(self, text: str) -> PairingCode:
         """Return an open code whose maker may still add machines. Raises Problem."""
-        code = self._pairing.find(text) if len(text) <= LONGEST_CODE else None
+        code = await self._pairing.find(text) if len(text) <= LONGEST_CODE else None
         # The rights its maker has now: a code ends with the token that made it.
-        maker = None if code is None else self._credentials.named(code.made_by)
+        maker = None if code is None else self._credentials.named(code.facts.made_by)
         if code is None or maker is None or not maker.may(Scope.PAIR):
             raise Problem(401, "unauthorized", WRONG_CODE)
         return code
@@ -205,21 +206,21 @@ class PairingRoutes:
 
     async def _admit(self, wanted: PairRequest, key: bytes | None) -> str:
         """Use the code and return the new token. Raises Problem."""
-        code = self._valid(wanted.code)
-        maker = self._credentials.named(code.made_by)
-        if maker is None or code.node_id not in (None, wanted.node_id):
+        code = await self._valid(wanted.code)
+        maker = self._credentials.named(code.facts.made_by)
+        if maker is None or code.facts.node_id not in (None, wanted.node_id):
             raise Problem(401, "unauthorized", WRONG_CODE)
         other = self._known(wanted.node_id)
-        if other is not None and (code.node_id is None or not maker.may(Scope.ADMIN)):
+        if other is not None and (code.facts.node_id is None or not maker.may(Scope.ADMIN)):
             reason = f"choose another --id, or pair with `--id {wanted.node_id}` and the scope 'admin'"
             raise Problem(409, "conflict", f"{_described(wanted.node_id, other)}; {reason}")
         if key is not None and self._credentials.knows_key(key):
             raise Problem(409, "conflict", "this public key is already registered; each node needs its own key")
-        if not self._pairing.use(code):
+        if not await self._pairing.use(code):
             raise Problem(401, "unauthorized", "this code was used a moment ago")
-        label = code.label or f"paired by {code.made_by}"
+        label = code.facts.label or f"paired by {code.facts.made_by}"
         _, secret = await self._tokens.create(
-            node_id=wanted.node_id, label=label, scopes=[], public_key=key, made_by=code.made_by
+            node_id=wanted.node_id, label=label, scopes=[], public_key=key, made_by=code.facts.made_by
         )
         return secret
 

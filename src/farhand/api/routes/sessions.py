@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 import msgspec
@@ -88,12 +88,14 @@ class SessionRoutes:
         offset = request.query_int("offset", 0, 0, 2**31)
         kinds = (*LISTED, ONCE) if request.query("all") in ("1", "true") else LISTED
         found, count = await self._sessions.listed(limit, offset, kinds=kinds)
-        return {"sessions": [self._view(record) for record in found], "count": count}
+        activity = await self._sessions.activity()
+        return {"sessions": [self._view(record, activity) for record in found], "count": count}
 
     @route("GET /v1/sessions/{key}", Scope.READ, "One session.")
     async def show(self, request: Request) -> Any:
         with problems():
-            return self._view(await self._sessions.find(request.params["key"]))
+            record = await self._sessions.find(request.params["key"])
+        return self._view(record, await self._sessions.activity())
 
     @route("GET /v1/sessions/{key}/history", Scope.READ, "What was said in a session, oldest first.", query=HISTORY)
     async def history(self, request: Request) -> Any:
@@ -194,7 +196,8 @@ class SessionRoutes:
             run = await self._sessions.run(request.params["run_id"])
         if run.outcome is not None:
             return run_view(run.outcome)
-        state = "queued" if self._sessions.current(run.session_key) is not run and run.joined is None else "running"
+        current, _ = (await self._sessions.activity()).get(run.session_key, (None, 0))
+        state = "queued" if current != run.id and run.joined is None else "running"
         return {"run_id": run.id, "session_key": run.session_key, "state": state}
 
     @route(
@@ -250,8 +253,8 @@ class SessionRoutes:
             return ProbeResult(ok=False, model=wanted.model, seconds=0.0, error=str(error))
         return await probe(model)
 
-    def _view(self, record: SessionRecord) -> dict[str, Any]:
-        run = self._sessions.current(record.key)
+    def _view(self, record: SessionRecord, activity: Mapping[str, tuple[str | None, int]]) -> dict[str, Any]:
+        run_id, waiting = activity.get(record.key, (None, 0))
         return {
             "key": session_keys.short(record.key),
             "session_key": record.key,
@@ -261,9 +264,9 @@ class SessionRoutes:
             "parent_key": record.parent_key,
             "title": record.title,
             "model": self._sessions.describe_model(record),
-            "state": "idle" if run is None else "running",
-            "run_id": None if run is None else run.id,
-            "waiting": self._sessions.waiting(record.key),
+            "state": "idle" if run_id is None else "running",
+            "run_id": run_id,
+            "waiting": waiting,
             "message_count": record.messages,
             "usage": {
                 "prompt_tokens": record.prompt_tokens,

@@ -12,15 +12,16 @@ import asyncio
 import hmac
 import logging
 import secrets
-import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from farhand.gateway.access.credentials import Credential, Credentials
-from farhand.store.ports import Store, log_failure
+from farhand.store.journal.events import append_event
+from farhand.store.ports import Store, Tx, log_failure
 from farhand.store.sqlite.snapshots import note_revoked, revoked_tokens
 from farhand.store.tables.browser_sessions import (
     BrowserSession,
@@ -29,11 +30,14 @@ from farhand.store.tables.browser_sessions import (
     remove_sessions,
     sessions_used,
 )
+from farhand.store.tables.one_time_codes import add_code, find_code, use_code
 from farhand.store.tables.tokens import token_hash
 
 log = logging.getLogger(__name__)
 
+CODE = "sign-in"
 CODE_SECONDS = 600.0
+MAX_CODES = 1000
 MAX_SESSIONS = 64
 # A use is written to the store at most this often.
 USED_MS = 60_000
@@ -59,7 +63,8 @@ class BrowserSessions:
 
     A session acts as the credential that made its sign-in link, and ends with it.
 
-    The cookie's name contains the port, so that two gateways on one host do not sign each other out.
+    The cookie's name contains the port, so that two gateways on one host do not sign each other out; gateways of a
+    fleet, which share the sessions, have one name.
     """
 
     def __init__(
@@ -69,13 +74,13 @@ class BrowserSessions:
         credentials: Credentials,
         limits: SessionLimits,
         *,
-        port: int,
+        name: str,
         secure: bool,
         clock: Callable[[], int],
         note: Callable[[str, str, Mapping[str, Any]], None] = lambda *_: None,
     ) -> None:
-        """`clock`: milliseconds since 1970. `note` writes to the journal."""
-        self.cookie = f"farhand_session_{port}"
+        """`name`: part of the name of the cookie. `clock`: milliseconds since 1970. `note` writes to the journal."""
+        self.cookie = f"farhand_session_{name}"
         self._on_ended: list[Callable[[str], None]] = []
         self._database = database
         self._home = home
@@ -85,17 +90,18 @@ class BrowserSessions:
         self._secure = secure
         self._clock = clock
         self._note = note
-        # The maker of each code that can be redeemed, and when it expires.
-        self._codes: dict[str, tuple[str, float]] = {}
         # Uses that are newer than the store's, and when they were last written.
         self._uses: dict[str, int] = {}
         self._written: dict[str, int] = {}
         self._sessions: dict[bytes, BrowserSession] = {}
-        ended = revoked_tokens(home)  # an older copy of the store may still have them
+        self._load(database)
+
+    def _load(self, database: Store) -> None:
+        ended = revoked_tokens(self._home)  # an older copy of the store may still have them
         stale = []
         for session in database.query(all_sessions):
-            same_owner = hmac.compare_digest(session.owner_hash, credentials.owner_hash)
-            valid = same_owner and credentials.ended([session.made_by]) is None and not self._over(session)
+            same_owner = hmac.compare_digest(session.owner_hash, self._credentials.owner_hash)
+            valid = same_owner and self._credentials.ended([session.made_by]) is None and not self._over(session)
             if session.id in ended or not valid:
                 stale.append(session.id)
             else:
@@ -111,17 +117,47 @@ class BrowserSessions:
 
     def new_code(self, made_by: str) -> str:
         """Return a code for a sign-in link, valid for one sign-in within ten minutes while its maker is valid."""
-        now = time.monotonic()
-        self._codes = {code: (maker, expires) for code, (maker, expires) in self._codes.items() if expires >= now}
-        code = secrets.token_urlsafe(24)
-        self._codes[code] = (made_by, now + CODE_SECONDS)
+        code, stored = self._make_code(made_by)
+        log_failure(stored, log, "store a sign-in code")
         return code
+
+    async def stored_code(self, made_by: str) -> str:
+        """Return such a code once it is stored, so that other gateways of a fleet know it too."""
+        code, stored = self._make_code(made_by)
+        await stored
+        return code
+
+    def _make_code(self, made_by: str) -> tuple[str, asyncio.Future[None]]:
+        code, now = secrets.token_urlsafe(24), self._clock()
+        add = partial(
+            add_code,
+            kind=CODE,
+            code_hash=token_hash(code),
+            facts=made_by.encode(),
+            expires_at=now + round(CODE_SECONDS * 1000),
+            now=now,
+            most=MAX_CODES,
+        )
+        return code, self._database.write(add, durable=False)
+
+    async def refresh(self) -> None:
+        """Read the sessions again: another gateway of the fleet has begun or ended one."""
+        stored = {session.cookie_hash: session for session in await self._database.read(all_sessions)}
+        for session in [one for one in self._sessions.values() if one.cookie_hash not in stored]:
+            self._forget(session)
+        for session in stored.values():
+            if hmac.compare_digest(session.owner_hash, self._credentials.owner_hash):
+                self._sessions.setdefault(session.cookie_hash, session)
 
     async def redeem(self, code: str, address: str, user_agent: str) -> SignedIn | None:
         """Start a session; return None if the code is unknown, used or expired."""
-        made_by, expires = self._codes.pop(code, ("", 0.0))
-        if expires < time.monotonic() or self._credentials.ended([made_by]) is not None:
+        digest, moment = token_hash(code), self._clock()
+        maker = await self._database.read(lambda store: find_code(store, CODE, digest, moment))
+        if maker is not None:
+            maker = await self._database.write(lambda store: use_code(store, CODE, digest, moment))
+        if maker is None or self._credentials.ended([maker.decode()]) is not None:
             return None
+        made_by = maker.decode()
         cookie, page_secret = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
         now = self._clock()
         session = BrowserSession(
@@ -136,8 +172,13 @@ class BrowserSessions:
             made_by,
         )
         self._sessions[session.cookie_hash] = session
-        await self._database.write(lambda store: add_session(store, session))
-        self._note("console.signed_in", session.id, {"address": address, "credential": made_by})
+        facts = {"address": address, "credential": made_by}
+
+        def write(store: Tx) -> None:
+            add_session(store, session)
+            append_event(store, now, "console.signed_in", session.id, facts)
+
+        await self._database.write(write)
         self._remove_expired()
         while len(self._sessions) > MAX_SESSIONS:
             await self.end(min(self._sessions.values(), key=self._last_used).id)
@@ -150,8 +191,13 @@ class BrowserSessions:
             return False
         self._forget(session)
         await asyncio.to_thread(note_revoked, self._home, session_id)
-        await self._database.write(lambda store: remove_sessions(store, [session_id]))
-        self._note("console.signed_out", session_id, {})
+        now = self._clock()
+
+        def write(store: Tx) -> None:
+            remove_sessions(store, [session_id])
+            append_event(store, now, "console.signed_out", session_id, {})
+
+        await self._database.write(write)
         return True
 
     @property

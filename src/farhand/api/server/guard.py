@@ -132,10 +132,13 @@ class Guard:
         id_prefixes: IdPrefixes,
         held: Callable[[], FreezeOrder | None] = lambda: None,
         note: Callable[[str, str, Mapping[str, Any]], None] = lambda *_: None,
+        catch_up: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """`access_token` returns the credential of an OAuth client. `held` returns the freeze order that is in force.
-        `secrets` are redacted in every answer. `note` writes an event to the journal.
+        `secrets` are redacted in every answer. `note` writes an event to the journal. `catch_up` returns once
+        everything is known here that other gateways of the fleet have recorded by now.
         """
+        self._catch_up = catch_up
         self.secrets = secrets
         self._repeats = repeats
         self._id_prefixes = id_prefixes
@@ -190,6 +193,11 @@ class Guard:
                 self._throttle.check(scope)
             if route is None or route.scope is not None:
                 granted = await self._granted(headers) if route is not None and route.oauth else None
+                if self._catch_up is not None and granted is None and not self._known(headers):
+                    # Another gateway of the fleet may have made the token or session a moment ago.
+                    self._throttle.check(scope)
+                    await self._catch_up()
+                    granted = await self._granted(headers) if route is not None and route.oauth else None
                 caller = self._authenticate(scope, headers, method, granted, route)
                 admitted = scope.get(ADMITTED)
                 if admitted is not None:
@@ -417,6 +425,16 @@ class Guard:
         if origin is None or parse_origin(origin.decode("latin-1")) not in self._settings.origins:
             return []
         return [(b"access-control-allow-origin", origin), (b"vary", b"Origin"), _EXPOSED]
+
+    def _known(self, headers: dict[bytes, bytes]) -> bool:
+        """Return whether the credential of a request is known here; True without one."""
+        secret = _secret(headers)
+        if secret is not None:
+            return self._credentials.recognise(secret) is not None
+        cookie, page_secret = _cookie(headers, self._sessions.cookie), headers.get(PAGE_HEADER)
+        if cookie is None or page_secret is None:
+            return True
+        return self._sessions.recognise(cookie, page_secret.decode("latin-1")) is not None
 
     async def _granted(self, headers: dict[bytes, bytes]) -> Credential | None:
         """Return the credential of an OAuth client's access token, for the routes that accept one."""

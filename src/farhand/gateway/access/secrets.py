@@ -54,6 +54,10 @@ class Secrets:
         for record in records:
             self._known.add(self._decrypted(record))
 
+    async def refresh(self) -> None:
+        """Read the secrets again: another gateway of the fleet has set or removed one."""
+        self.load(await self._database.read(all_secrets))
+
     async def all(self) -> list[SecretRecord]:
         return await self._database.read(all_secrets)
 
@@ -151,6 +155,14 @@ class Secrets:
                 f"the secret {record.name!r} was encrypted with another key than the present one ({KEY_VARIABLE}, the "
                 f"system's keyring or {KEY_FILE}); restore that key, or set the secret again"
             ) from None
+
+
+def has_secrets_key(home: Path) -> bool:
+    """Return whether a home has a key already."""
+    if (home / KEY_FILE).exists():
+        return True
+    keyring = _keyring()
+    return keyring is not None and bool(keyring.get_password(_SERVICE, str(home)))
 
 
 def secrets_key(home: Path, environ: Mapping[str, str] = os.environ) -> bytes:

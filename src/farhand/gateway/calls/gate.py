@@ -324,6 +324,14 @@ class Gate:
         opened = self._open(call_id)
         return opened is not None and not opened.over
 
+    async def is_over(self, call_id: str) -> bool:
+        """Whether a call has ended, here or at another gateway, or never was."""
+        opened = self._open(call_id)
+        if opened is not None:
+            return opened.over
+        record = await self.find(call_id)
+        return record is None or record.ended_at is not None
+
     def is_known(self, call_id: str) -> bool:
         """Whether a call is open here, or its end is being recorded here."""
         return self._open(call_id) is not None

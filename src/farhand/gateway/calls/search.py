@@ -9,12 +9,20 @@ from farhand.store.ports import Store
 from farhand.store.tables import calls
 from farhand.store.tables.calls import CallRecord
 from farhand.store.tables.fanouts import fanout_calls
+from farhand.store.tables.waiting_calls import find_approval, find_waiting
 
 
 class CallSearch:
     def __init__(self, database: Store, gate: Gate) -> None:
         self._database = database
         self._gate = gate
+
+    async def awaited(self, call_id: str) -> tuple[str, str | None]:
+        """Return what a call waits for that is open at another gateway, and the id of its approval."""
+        waiting, approval = await self._database.read(
+            lambda tx: (find_waiting(tx, call_id), find_approval(tx, call_id))
+        )
+        return "approval" if waiting is None else waiting[1].why, None if approval is None else approval.id
 
     async def search(
         self,

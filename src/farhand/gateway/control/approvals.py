@@ -10,12 +10,13 @@ from __future__ import annotations
 import hashlib
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
 
 from farhand.gateway.access.credentials import OWNER, Credential, Scope
+from farhand.gateway.access.principal import Principal, decode_principal
 from farhand.gateway.access.standing_approvals import StandingApprovals
 from farhand.gateway.calls.catalog import Target
 from farhand.gateway.calls.open_call import OpenCall, Waiting
@@ -240,10 +241,20 @@ class Approvals:
             untried=asked.untried if asked else "",
         )
 
-    def _is_own(self, opened: OpenCall, credential: Credential) -> bool:
+    def _is_own(self, involved: Iterable[str], credential: Credential) -> bool:
         """Return whether a call was made by a credential or one of its lineage, since tokens can make others."""
-        involved = frozenset[str]().union(*(self._lineage(name) for name in _involved(opened)))
-        return not involved.isdisjoint(self._lineage(credential.id))
+        makers = frozenset[str]().union(*(self._lineage(name) for name in involved))
+        return not makers.isdisjoint(self._lineage(credential.id))
+
+    async def _involved(self, approval: Approval, opened: OpenCall | None) -> frozenset[str] | None:
+        """Return the credentials that cannot approve a call; None if the call no longer waits.
+
+        A call that is not open here may wait at another gateway of the fleet.
+        """
+        if opened is not None:
+            return None if opened.over else _involved(opened.record, opened.principal)
+        found = await self._database.read(lambda tx: store.find_waiting(tx, approval.call_id))
+        return None if found is None else _involved(found[0], decode_principal(found[1].credential))
 
     # -- answering ----------------------------------------------------------------------------------------
 
@@ -272,9 +283,10 @@ class Approvals:
         opened = self._waiting_calls().calls.get(approval.call_id)
         if approval.state is not ApprovalState.PENDING:
             raise _answered(approval)
-        if opened is None or opened.over or self._clock() >= approval.deadline_at:
+        involved = await self._involved(approval, opened)
+        if involved is None or self._clock() >= approval.deadline_at:
             raise AnswerConflict(f"approval {approval.id} is over: its call no longer waits")
-        if credential is not None and credential.id != OWNER.id and self._is_own(opened, credential):
+        if credential is not None and credential.id != OWNER.id and self._is_own(involved, credential):
             raise NotYours(
                 f"call {approval.call_id} was made by or on behalf of this credential, or by a token of the same "
                 "lineage; another credential must answer"
@@ -294,11 +306,25 @@ class Approvals:
         decided = msgspec.structs.replace(approval, state=state, decided_by=by, decided_at=now, remark=said)
         if always and approve:
             await self._stand(decided, by)
-        if approve:
-            self._waiting_calls().approve(opened, decided)
-        else:
-            self._waiting_calls().deny(opened, decided)
+        if opened is not None:
+            self._take(opened, decided)
         return decided
+
+    async def answered(self, approval_id: str) -> None:
+        """Take an answer that another gateway of the fleet has stored, if the call waits here."""
+        approval = await self.find(approval_id)
+        opened = None if approval is None else self._waiting_calls().calls.get(approval.call_id)
+        if approval is None or opened is None or opened.waiting is None:
+            return
+        known = opened.waiting.approval
+        if known is None or known.state is ApprovalState.PENDING:
+            self._take(opened, approval)
+
+    def _take(self, opened: OpenCall, decided: Approval) -> None:
+        if decided.state is ApprovalState.APPROVED:
+            self._waiting_calls().approve(opened, decided)
+        elif decided.state is ApprovalState.DENIED:
+            self._waiting_calls().deny(opened, decided)
 
     async def _stand(self, approval: Approval, by: str) -> None:
         """Let later calls run that are exactly the same."""
@@ -323,10 +349,10 @@ def _identity(node: Node | None) -> str | None:
     return connection.boot if connection.token_id is None else f"credential:{connection.token_id}"
 
 
-def _involved(opened: OpenCall) -> frozenset[str]:
+def _involved(record: CallRecord, principal: Principal | None) -> frozenset[str]:
     """Return the credentials that cannot approve a call."""
-    named = {opened.record.credential, opened.record.on_behalf_of or opened.record.credential}
-    return frozenset(named) if opened.principal is None else opened.principal.ids | named
+    named = {record.credential, record.on_behalf_of or record.credential}
+    return frozenset(named) if principal is None else principal.ids | named
 
 
 def request_of(approval: Approval) -> Request:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
@@ -36,14 +37,17 @@ class JournalFollower:
         self._database = database
         self._handlers = handlers
         self._hint = asyncio.Event()
+        # The last event whose handler has run, and who waits for later ones.
+        self._position = 0
+        self._moved = asyncio.Condition()
         self._tasks: list[asyncio.Task[None]] = []
         self._subscription: Subscription | None = None
 
     async def __aenter__(self) -> JournalFollower:
-        position = await self._database.read(last_event)
+        self._position = await self._database.read(last_event)
         self._subscription = self._bus.serve(EVENTS, self._hinted)
         loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(self._follow(position)), loop.create_task(self._announce())]
+        self._tasks = [loop.create_task(self._follow()), loop.create_task(self._announce())]
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -52,6 +56,15 @@ class JournalFollower:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def catch_up(self, seconds: float = POLL_SECONDS) -> None:
+        """Return once everything is known here that any gateway has recorded by now, or after some time."""
+        with contextlib.suppress(TimeoutError, FarhandError):
+            async with asyncio.timeout(seconds):
+                wanted = await self._database.read(last_event)
+                self._hint.set()
+                async with self._moved:
+                    await self._moved.wait_for(lambda: self._position >= wanted)
 
     async def _hinted(self, _: bytes) -> bytes:
         self._hint.set()
@@ -71,7 +84,7 @@ class JournalFollower:
         finally:
             self._database.unwatch(wakes)
 
-    async def _follow(self, position: int) -> None:
+    async def _follow(self) -> None:
         while True:
             try:
                 async with asyncio.timeout(POLL_SECONDS):
@@ -80,15 +93,17 @@ class JournalFollower:
                 pass
             self._hint.clear()
             try:
-                page = await self._database.read(partial(events_after, last=position, limit=PAGE))
+                page = await self._database.read(partial(events_after, last=self._position, limit=PAGE))
             except FarhandError as error:
                 log.debug("failed to read the journal: %s", error)
                 continue
             if page:
-                position = page[-1].id
                 self._hint.set()
                 self._database.wake()
                 await self._handle(page)
+                async with self._moved:
+                    self._position = page[-1].id
+                    self._moved.notify_all()
 
     async def _handle(self, page: list[Event]) -> None:
         for event in page:

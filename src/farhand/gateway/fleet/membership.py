@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from farhand.store.ports import Bus, NoResponder, ReplyUnknown, Store, StoreError, Subscription, Tx
 from farhand.store.tables import calls
@@ -35,15 +35,20 @@ class Membership:
         clock: Callable[[], int],
         superseded: Callable[[], bool],
         taken_over: Callable[[], Awaitable[None]],
+        handed_on: Callable[[], Awaitable[Any]],
+        settings: Callable[[], str],
         restart: Callable[[], None],
     ) -> None:
         """`superseded` tells whether others have taken over the work of this gateway; `restart` then starts it anew.
-        `taken_over` takes up work that this gateway has taken over."""
+        `taken_over` takes up work that this gateway has taken over, `handed_on` runs that others have stored for it.
+        `settings` returns a digest of the settings, which others compare with theirs."""
         self._replica = replica
         self._database = database
         self._clock = clock
         self._superseded = superseded
         self._taken_over = taken_over
+        self._handed_on = handed_on
+        self._settings = settings
         self._restart = restart
         self._task: asyncio.Task[None] | None = None
 
@@ -63,13 +68,16 @@ class Membership:
             try:
                 # Only a gateway that was alive itself all the time can tell that another one was not.
                 patient = time.monotonic() - steady_since > DEAD_SECONDS
-                lost = await self._database.write(partial(self._beat, patient=patient), durable=False)
+                lost = await self._database.write(
+                    partial(self._beat, patient=patient, settings=self._settings()), durable=False
+                )
                 now = time.monotonic()
                 steady_since = steady_since if now - last < 2 * BEAT_SECONDS else now
                 last = now
                 if lost:
                     log.warning("took over the work of %s, which was silent for %g s", ", ".join(lost), DEAD_SECONDS)
                     await self._taken_over()
+                await self._handed_on()
             except StoreError as error:
                 if self._superseded():
                     log.error("%s", error)
@@ -79,8 +87,8 @@ class Membership:
                 log.exception("failed to take over the work of another gateway")
             await asyncio.sleep(BEAT_SECONDS)
 
-    def _beat(self, tx: Tx, patient: bool) -> list[str]:
-        beat(tx, self._replica)
+    def _beat(self, tx: Tx, patient: bool, settings: str) -> list[str]:
+        beat(tx, self._replica, settings)
         return take_over(tx, self._replica, DEAD_SECONDS, self._clock()) if patient else []
 
 

@@ -154,6 +154,28 @@ class McpServers:
             self._watcher.cancel()
         await asyncio.gather(*(self._stop(server) for server in list(self._servers.values())))
 
+    async def refresh(self) -> None:
+        """Follow what another gateway of the fleet has added, removed or accepted."""
+        async with self._changing:
+            stored = {one.name: one for one in await self._database.read(rows.stored_servers)}
+            for server in [one for one in self._servers.values() if one.source == ADDED]:
+                known = stored.get(server.name)
+                settings = None if known is None else msgspec.json.decode(known.settings, type=McpServerSettings)
+                if settings != server.connection.settings:
+                    await self._end(server)
+                    if known is None and server.connection.login is not None:
+                        server.connection.login.tokens.forget()
+            for name, one in stored.items():
+                if name not in self._servers:
+                    await self._begin(name, msgspec.json.decode(one.settings, type=McpServerSettings), ADDED)
+            for server in self._servers.values():
+                server.accepted = await self._database.read(partial(rows.accepted_tools, server=server.name))
+                accepted = {name: one.digest for name, one in server.accepted.items()}
+                held = {n: why for n, why in server.held.items() if accepted.get(n) != server.tools[n].digest}
+                if held != server.held:
+                    server.held = held
+                    self._publish(server)
+
     def wake(self) -> None:
         """Try again now: the freeze was lifted."""
         for server in self._servers.values():

@@ -12,7 +12,7 @@ import hmac
 import logging
 import re
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from typing import Final, Literal
 
 import msgspec
@@ -109,14 +109,25 @@ class Hooks:
         self._reception = reception
         self._clock = clock
         self._configured = configured
-        stored = database.query(hooks.all_hooks)
-        self._made = {name: msgspec.json.decode(one, type=HookSettings) for name, (one, _) in stored.items()}
-        self._makers = {name: made_by for name, (_, made_by) in stored.items()}
-        for settings in self._made.values():
-            learn(settings.secret)
+        self._made: dict[str, HookSettings] = {}
+        self._makers: dict[str, str] = {}
+        self._load(database.query(hooks.all_hooks))
         self._doors: dict[str, Door] = {}
         self._waiting: dict[str, deque[HookPost]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+
+    def _load(self, stored: Mapping[str, tuple[bytes, str]]) -> None:
+        self._made = {name: msgspec.json.decode(one, type=HookSettings) for name, (one, _) in stored.items()}
+        self._makers = {name: made_by for name, (_, made_by) in stored.items()}
+        for settings in self._made.values():
+            self._learn(settings.secret)
+
+    async def refresh(self) -> None:
+        """Read the hooks again: another gateway of the fleet has made or removed one."""
+        before = set(self._made)
+        self._load(await self._database.read(hooks.all_hooks))
+        for hook_id in before - self._made.keys():
+            self._removed(f"hook:{hook_id}")
 
     # -- definitions ------------------------------------------------------------------------------------
 
@@ -230,10 +241,16 @@ class Hooks:
         if kept is not None and refusal is None:
             self._enqueue(kept)
 
-    async def start(self) -> None:
-        """Resume posts that have not reached their sessions yet."""
-        for post in await self._database.read(hooks.open_posts):
-            self._enqueue(post)
+    async def start(self, own: Callable[[Tx], Collection[str]] | None = None) -> None:
+        """Resume posts that have not reached their sessions yet.
+
+        `own` returns those that belong to this gateway, where several share the store.
+        """
+        posts, wanted = await self._database.read(lambda tx: (hooks.open_posts(tx), None if own is None else own(tx)))
+        busy = {post.seq for waiting in self._waiting.values() for post in waiting}
+        for post in posts:
+            if post.seq not in busy and (wanted is None or str(post.seq) in wanted):
+                self._enqueue(post)
 
     async def close(self) -> None:
         for task in self._tasks:

@@ -12,7 +12,7 @@ import hashlib
 import logging
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
@@ -30,7 +30,7 @@ from farhand.gateway.sessions.sessions import Sessions
 from farhand.gateway.workspace.workspace import Workspace
 from farhand.protocol.errors import InvalidArgs, NotFound, ToolError
 from farhand.protocol.untrusted import one_line
-from farhand.store.ports import Store
+from farhand.store.ports import Store, Tx
 from farhand.store.tables import outbox, pairings
 from farhand.store.tables.outbox import AwaitedReply, Place
 from farhand.store.tables.pairings import Pairing, PairingState
@@ -44,6 +44,8 @@ MAX_PENDING: Final = 20
 LONGEST_NAME: Final = 80
 TYPING_SECONDS: Final = 4.0
 RESTART_SECONDS: Final = 5.0
+# How often a gateway of a fleet tries to become the one that listens on a channel.
+LEASE_SECONDS: Final = 2.0
 Standing = Literal["named", "guest"]
 _UNSAFE: Final = re.compile(r"[^\w.+-]")
 _SCOPES: Final[Mapping[Tools, frozenset[str]]] = {
@@ -93,13 +95,18 @@ class Reception:
         identity_links: Mapping[str, Sequence[str]] | None = None,
         removed: Callable[[str], None] = lambda _: None,
         overhear: Callable[[Channel, Incoming, Place], Awaitable[bool]] | None = None,
+        may_listen: Callable[[str], Awaitable[bool]] | None = None,
     ) -> None:
         """Create the handler.
 
         `removed` is called with the credential of a person whose pairing was removed. `overhear` receives each message
-        first and returns True if it was for the gateway itself, not for the agent.
+        first and returns True if it was for the gateway itself, not for the agent. `may_listen` returns whether this
+        gateway is the one of its fleet that listens on a channel.
         """
         self._removed = removed
+        self._may_listen = may_listen
+        # The runs whose answers are being waited for.
+        self._answering: set[str] = set()
         known = database.query(pairings.list_pairings)
         # Approved senders: channel, account, sender.
         self._approved = {_identity(one) for one in known if one.state is PairingState.APPROVED}
@@ -118,17 +125,36 @@ class Reception:
 
     # -- lifecycle --------------------------------------------------------------------------------------
 
-    async def start(self) -> None:
+    async def start(self, own: Callable[[Tx], Collection[str]] | None = None) -> None:
         """Listen on all channels, and resume the answers that were outstanding when the gateway stopped."""
-        for awaited in await self._database.read(outbox.open_awaited):
+        await self.resume(own)
+        for name, channel in self._messages.channels.items():
+            self._begin(self._listen(name, channel))
+
+    async def resume(self, own: Callable[[Tx], Collection[str]] | None = None) -> None:
+        """Wait for the answers that are outstanding; `own` returns those of this gateway, where several share the
+        store.
+        """
+        found, wanted = await self._database.read(
+            lambda tx: (outbox.open_awaited(tx), None if own is None else own(tx))
+        )
+        for awaited in found:
+            if awaited.run_id in self._answering or (wanted is not None and awaited.run_id not in wanted):
+                continue
             try:
                 run = await self._sessions.run(awaited.run_id)
             except NotFound:  # the message was never accepted: the sender gets no answer, and the service repeats it
                 await self._forget_awaited(awaited.run_id)
                 continue
             self.keep(run, awaited)
-        for name, channel in self._messages.channels.items():
-            self._begin(self._listen(name, channel))
+
+    async def refresh(self) -> None:
+        """Read again who may talk here: another gateway of the fleet has stored a decision."""
+        known = await self._database.read(pairings.list_pairings)
+        approved = {_identity(one) for one in known if one.state is PairingState.APPROVED}
+        removed, self._approved = self._approved - approved, approved
+        for identity in removed:
+            self._removed(peer_id(*identity))
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -150,6 +176,9 @@ class Reception:
 
         while True:
             try:
+                # A service that is polled gives each message once, so one gateway of a fleet listens.
+                while self._may_listen is not None and not await self._may_listen(f"channel {name}"):  # noqa: ASYNC110
+                    await asyncio.sleep(LEASE_SECONDS)
                 await channel.run(take)
                 return
             except Exception as error:
@@ -249,6 +278,7 @@ class Reception:
 
     def keep(self, run: Run, awaited: AwaitedReply) -> None:
         """Send the answer when the run ends, even after a restart."""
+        self._answering.add(run.id)
         self._begin(self._answer(run, awaited))
 
     def agent_of(self, place: Place) -> str:
@@ -286,6 +316,7 @@ class Reception:
             return  # the gateway is stopping; the record stays
         finally:
             typing.cancel()
+            self._answering.discard(run.id)
         joined = run.joined.id if run.joined is not None else run.record.joined_to
         told = outcome.text.strip()
         if told and outcome.state is not RunState.STOPPED and not await self._told_already(awaited, joined):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import hmac
 import secrets
-import time
 from collections.abc import Callable
+from functools import partial
+from typing import Final
 
 import msgspec
 
 from farhand.node.lent_limits import LendingLimits
+from farhand.store.ports import Store, Tx
+from farhand.store.tables.one_time_codes import add_code, count_codes, find_code, remove_codes, use_code
 from farhand.store.tables.tokens import token_hash
 
 # Without characters that are easily confused.
@@ -19,29 +21,37 @@ LIFE_SECONDS = 600.0
 MOST_CODES = 20
 # Wrong codes after which all open codes are void: too few to find one of 2^40; rate limiting stops most attempts.
 MOST_GUESSES = 50
+KIND: Final = "pairing"
 
 
-class PairingCode(msgspec.Struct, frozen=True):
-    """Hold the hash of an open code; with `node_id`, it is valid only for that node."""
+class PairingFacts(msgspec.Struct, frozen=True):
+    """What is stored of a code beside its hash."""
 
-    hash: bytes
+    # With it, the code is valid only for that node.
     node_id: str | None
     label: str
     made_by: str
-    ends: float
     # What the machine lends at most; it stores them when it joins.
     limits: LendingLimits = LendingLimits()
 
 
-class Pairing:
-    """Manage the codes of this gateway process: they do not survive a restart, and each is valid for one machine."""
+class PairingCode(msgspec.Struct, frozen=True):
+    """An open code."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    hash: bytes
+    facts: PairingFacts
+
+
+class Pairing:
+    """Manage the open codes, each valid for one machine. They are stored, so that any gateway of a fleet takes them."""
+
+    def __init__(self, database: Store, clock: Callable[[], int]) -> None:
+        """`clock`: milliseconds since 1970."""
+        self._database = database
         self._clock = clock
-        self._codes: list[PairingCode] = []
         self._guesses = 0
 
-    def make(
+    async def make(
         self,
         node_id: str | None,
         label: str,
@@ -51,37 +61,33 @@ class Pairing:
     ) -> str:
         """Return a new code; the oldest is dropped if there are too many."""
         code = "".join(secrets.choice(ALPHABET) for _ in range(CODE_LENGTH))
-        self._expire()
-        if not self._codes:
+        facts = msgspec.json.encode(PairingFacts(node_id, label, made_by, limits or LendingLimits()))
+        now = self._clock()
+
+        def write(tx: Tx) -> bool:
+            others = count_codes(tx, KIND, now) > 0
+            add_code(tx, KIND, token_hash(code), facts, now + round(seconds * 1000), now, MOST_CODES)
+            return others
+
+        if not await self._database.write(write):
             self._guesses = 0
-        made = PairingCode(
-            token_hash(code), node_id, label, made_by, self._clock() + seconds, limits or LendingLimits()
-        )
-        self._codes = [*self._codes[-MOST_CODES + 1 :], made]
         return f"{code[:4]}-{code[4:]}"
 
-    def find(self, code: str) -> PairingCode | None:
+    async def find(self, code: str) -> PairingCode | None:
         """Return the open code that matches; a wrong code counts as a guess. The code stays open until `use`."""
-        self._expire()
-        digest = token_hash(plain_code(code))
-        for known in self._codes:
-            if hmac.compare_digest(digest, known.hash):
-                return known
+        digest, now = token_hash(plain_code(code)), self._clock()
+        facts = await self._database.read(lambda tx: find_code(tx, KIND, digest, now))
+        if facts is not None:
+            return PairingCode(digest, msgspec.json.decode(facts, type=PairingFacts))
         self._guesses += 1
         if self._guesses >= MOST_GUESSES:
-            self._codes = []
+            await self._database.write(partial(remove_codes, kind=KIND))
         return None
 
-    def use(self, code: PairingCode) -> bool:
+    async def use(self, code: PairingCode) -> bool:
         """Use up a code; return False if it was used in the meantime."""
-        if code not in self._codes:
-            return False
-        self._codes.remove(code)
-        return True
-
-    def _expire(self) -> None:
         now = self._clock()
-        self._codes = [code for code in self._codes if code.ends > now]
+        return await self._database.write(lambda tx: use_code(tx, KIND, code.hash, now)) is not None
 
 
 def plain_code(code: str) -> str:

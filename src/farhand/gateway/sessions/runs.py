@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
@@ -176,6 +177,27 @@ class Run:
         finally:
             self._followers.discard(wake)
             source._followers.discard(wake)
+
+    async def events_after(self, position: int, seconds: float) -> tuple[list[RunEvent], bool]:
+        """Return the events after the first `position` ones, once there are any, and whether those are the last."""
+        wake = asyncio.Event()
+        source = self.joined or self
+        first = position + (self._began_at if self.joined is not None else 0)
+        watched = {self, source}
+        for run in watched:
+            run._followers.add(wake)
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    while len(source._events) <= first and not (source.over or self.over):
+                        wake.clear()
+                        await wake.wait()
+                        if self.joined is not None and source is self:
+                            break  # asked again, it is found in the other run
+        finally:
+            for run in watched:
+                run._followers.discard(wake)
+        return source._events[first:], source.over or self.over
 
     def when_over(self, act: Callable[[], object]) -> None:
         self._end.add_done_callback(lambda _: act())

@@ -14,7 +14,7 @@ import logging
 import uuid
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -31,7 +31,7 @@ from farhand.gateway.sessions.keys import DmScope
 from farhand.gateway.sessions.runs import Run, RunFailure, RunOptions, RunOutcome
 from farhand.llm.messages import Message, ToolUse
 from farhand.protocol import canonical_json as sameness
-from farhand.protocol.errors import Failed, InvalidArgs, NotAllowed, NotFound, ToolError
+from farhand.protocol.errors import Failed, FarhandError, InvalidArgs, NotAllowed, NotFound, ToolError
 from farhand.store.ports import Store, Tx
 from farhand.store.tables import idempotency as keys
 from farhand.store.tables import sessions
@@ -47,6 +47,30 @@ MAX_MESSAGE_BYTES = 15 * 1024 * 1024
 KEPT_RUNS = 64
 # Maximum characters of a title.
 MAX_TITLE = 1000
+
+
+class RunsElsewhere(Protocol):
+    """The runs of the other gateways that share the store. A session is worked on by one gateway at a time."""
+
+    def worker(self, tx: Tx, key: str) -> str | None:
+        """Return another gateway that works on a session."""
+        ...
+
+    def assign(self, tx: Tx, run_id: str, replica: str) -> None:
+        """Make a new run one of another gateway."""
+        ...
+
+    async def wake(self, replica: str) -> None:
+        """Have a gateway take up the runs that were stored for it."""
+        ...
+
+    async def stop(self, replica: str, key: str, reason: str) -> list[str]:
+        """Stop the runs of a session at another gateway and return their ids. Raises FarhandError."""
+        ...
+
+    def copy(self, record: RunRecord) -> Run:
+        """Return a run of another gateway as one that can be followed and awaited here."""
+        ...
 
 
 class _Lane:
@@ -77,14 +101,14 @@ class Sessions:
         check_model: Callable[[str], str] = lambda name: name,
         freeze: Callable[[str, str], Awaitable[str]] | None = None,
         budget: DailyBudget | None = None,
-        worked_on_by: Callable[[Tx, str], str | None] = lambda _, __: None,
+        elsewhere: RunsElsewhere | None = None,
         invalid: Callable[[Iterable[str]], str | None] = lambda _: None,
     ) -> None:
         """`check_model` returns a model's full name, or raises InvalidArgs if it cannot be used. `freeze` stops
         everything, in a person's name and for a reason, and returns the reply. `invalid` returns why one of these
-        credentials was revoked or has expired. `worked_on_by` returns another gateway that works on a session.
+        credentials was revoked or has expired. `elsewhere`: the runs of other gateways that share the store.
         """
-        self._worked_on_by = worked_on_by
+        self._elsewhere = elsewhere
         self._invalid = invalid
         self._database = database
         self._work = work
@@ -182,7 +206,7 @@ class Sessions:
             )
         may_begin = own_key or not session_keys.is_reserved(key)
 
-        def write(store: Tx) -> str:
+        def write(store: Tx) -> tuple[str, str | None]:
             usable = (may_begin and sessions.is_unused(store, key)) or sessions.is_own(store, key, credential.id)
             if own_only and not usable:
                 raise NotAllowed(
@@ -196,21 +220,25 @@ class Sessions:
                 if first_digest != digest:
                     raise IdempotencyConflict(f"the idempotency key {idempotency_key!r} was used for another request")
                 if first != record.id:
-                    return first
-            if (other := self._worked_on_by(store, key)) is not None:
-                raise Failed(f"gateway {other} works on this session; send the message there, or try again later")
+                    return first, None
             known = sessions.add_session(store, session)
             if channel is not None:
                 sessions.change_session(store, key, channel=msgspec.Raw(msgspec.json.encode(dict(channel))))
             if known is session:
                 for earlier in history:
                     sessions.append_entry(store, _entry(session, None, now, earlier))
+            other = None if self._elsewhere is None else self._elsewhere.worker(store, key)
             sessions.add_run(store, record)
-            return record.id
+            if other is not None and self._elsewhere is not None:
+                self._elsewhere.assign(store, record.id, other)
+            return record.id, other
 
-        first = await self._database.write(write)
+        first, other = await self._database.write(write)
         if first != record.id:
             return await self.run(first)
+        if other is not None and self._elsewhere is not None:
+            await self._elsewhere.wake(other)
+            return self._elsewhere.copy(record)
         run = Run(record)
         self._live[run.id] = run
         if command is not None:
@@ -227,9 +255,8 @@ class Sessions:
         if credential.may(Scope.ADMIN) or not credential.is_token:
             return
         key = self.canonical(key)
-        lane = self._lanes.get(key)
-        runs = [] if lane is None else [*filter(None, [lane.current]), *lane.waiting]
-        if any(run.asker.id != credential.id for run in runs):
+        open_runs = await self.open_runs_of(key)
+        if any(run.credential != credential.id for run in open_runs):
             raise NotAllowed(
                 f"session {session_keys.short(key)!r} has a run of another credential; "
                 "stopping it or changing the session needs that one, or the scope 'admin'"
@@ -255,7 +282,24 @@ class Sessions:
             )
 
     async def stop(self, key: str, reason: str = "stopped on request") -> list[str]:
-        """End a session's run, every process it started, and the waiting runs; return the ids of these runs."""
+        """End a session's run, every process it started, and the waiting runs; return the ids of these runs.
+
+        Raises Failed if another gateway works on the session and does not answer.
+        """
+        ended = await self.stop_here(key, reason)
+        elsewhere, canonical = self._elsewhere, self.canonical(key)
+        if elsewhere is None:
+            return ended
+        other = await self._database.read(lambda tx: elsewhere.worker(tx, canonical))
+        if other is None:
+            return ended
+        try:
+            return [*ended, *await elsewhere.stop(other, canonical, reason)]
+        except FarhandError as error:
+            raise Failed(f"gateway {other} works on this session and does not answer: {error}; try again") from None
+
+    async def stop_here(self, key: str, reason: str) -> list[str]:
+        """End the runs of a session that this gateway works on; return their ids."""
         lane = self._lanes.get(self.canonical(key))
         if lane is None:
             return []
@@ -273,7 +317,7 @@ class Sessions:
 
     async def stop_all(self, reason: str) -> int:
         """End every run with every process it started, and all waiting runs; return their number."""
-        stopped = await asyncio.gather(*(self.stop(key, reason) for key in list(self._lanes)))
+        stopped = await asyncio.gather(*(self.stop_here(key, reason) for key in list(self._lanes)))
         return sum(len(runs) for runs in stopped)
 
     def credential_ended(self, token_id: str, reason: str) -> None:
@@ -343,11 +387,42 @@ class Sessions:
             record = await self._database.read(lambda store: sessions.find_run(store, run_id))
             if record is None:
                 raise NotFound(f"there is no run {run_id!r}")
+            if self._elsewhere is not None and record.state in sessions.OPEN_STATES:
+                # Of another gateway, or about to be taken up here.
+                return self._elsewhere.copy(record)
             run = Run(record)
         return run
 
+    def known(self, run_id: str) -> Run | None:
+        """Return a run that this gateway works on, or has ended lately."""
+        return self._live.get(run_id) or self._ended.get(run_id)
+
+    async def open_runs_of(self, key: str) -> list[RunRecord]:
+        """Return the runs that are open in a session, whichever gateway works on them: the active one first."""
+        if self._elsewhere is not None:
+            found = await self._database.read(sessions.open_runs)
+            ours = [run for run in found if run.session_key == key]
+            return sorted(ours, key=lambda run: run.state is RunState.QUEUED)
+        lane = self._lanes.get(key)
+        return [] if lane is None else [run.record for run in (*filter(None, [lane.current]), *lane.waiting)]
+
+    async def activity(self) -> dict[str, tuple[str | None, int]]:
+        """Return the active run of each session that has one, and how many wait, whichever gateway works on them."""
+        if self._elsewhere is None:
+            lanes = self._lanes.items()
+            return {key: (lane.current.id if lane.current else None, len(lane.waiting)) for key, lane in lanes}
+        found: dict[str, tuple[str | None, int]] = {}
+        for run in await self._database.read(sessions.open_runs):
+            current, waiting = found.get(run.session_key, (None, 0))
+            if run.state is RunState.RUNNING:
+                current = run.id
+            elif run.state is RunState.QUEUED:
+                waiting += 1
+            found[run.session_key] = current, waiting
+        return found
+
     def current(self, key: str) -> Run | None:
-        """Return the active run of a session."""
+        """Return the active run of a session, if this gateway works on it."""
         lane = self._lanes.get(key)
         return lane.current if lane else None
 

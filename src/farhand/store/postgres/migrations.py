@@ -67,7 +67,18 @@ CREATE INDEX runs_of_replica ON runs (replica) WHERE ended_at IS NULL;
 CREATE INDEX transfers_of_replica ON transfers (replica) WHERE ended_at IS NULL;
 """
 
-FLEET: Final[tuple[str, ...]] = (HEAD, REPLICAS)
+SHARED_WORK: Final = f"""
+ALTER TABLE hook_posts ADD COLUMN replica {_OWNER};
+ALTER TABLE awaited_replies ADD COLUMN replica {_OWNER};
+CREATE INDEX hook_posts_of_replica ON hook_posts (replica) WHERE ended_at IS NULL;
+CREATE INDEX awaited_replies_of_replica ON awaited_replies (replica) WHERE ended_at IS NULL;
+CREATE TABLE leases (
+    name    TEXT COLLATE "C" PRIMARY KEY,
+    replica TEXT COLLATE "C" NOT NULL
+);
+"""
+
+FLEET: Final[tuple[str, ...]] = (HEAD, REPLICAS, SHARED_WORK)
 
 
 def translated_step(step: str) -> str:

@@ -549,6 +549,16 @@ CREATE TABLE oauth_secrets (
 CREATE INDEX oauth_secrets_by_expiry ON oauth_secrets (expires_at);
 """
 
+ONE_TIME_CODES: Final = """
+CREATE TABLE one_time_codes (
+    seq        INTEGER PRIMARY KEY,
+    hash       BLOB NOT NULL UNIQUE,
+    kind       TEXT NOT NULL,
+    facts      BLOB NOT NULL,
+    expires_at INTEGER NOT NULL
+) STRICT;
+"""
+
 MIGRATIONS: Final[tuple[str, ...]] = (
     FIRST,
     TRANSFERS,
@@ -579,4 +589,5 @@ MIGRATIONS: Final[tuple[str, ...]] = (
     MCP_TASKS,
     SECRETS,
     OAUTH,
+    ONE_TIME_CODES,
 )

@@ -14,8 +14,12 @@ from farhand.store.journal.events import append_event
 from farhand.store.ports import StoreError, Tx
 from farhand.store.tables.calls import CallRecord, begin_all
 
-# Kinds of work that belong to one gateway: the table, which has the columns `id`, `replica` and `ended_at`.
-OWNED: Final = ("calls", "runs", "transfers")
+# Kinds of work that belong to one gateway: tables with the columns `replica` and `ended_at`, and their keys.
+OWNED: Final = {"calls": "id", "runs": "id", "transfers": "id", "hook_posts": "seq", "awaited_replies": "run_id"}
+_HAS_WORK: Final = " OR ".join(
+    f"EXISTS (SELECT 1 FROM {table} WHERE {table}.replica = replicas.id AND ended_at IS NULL)"  # noqa: S608
+    for table in OWNED
+)
 
 JOIN: Final = """
     INSERT INTO replicas (id, epoch, beat, started_at, version, settings)
@@ -23,15 +27,13 @@ JOIN: Final = """
     ON CONFLICT (id) DO UPDATE SET epoch = replicas.epoch + 1, beat = excluded.beat, started_at = excluded.started_at,
         version = excluded.version, settings = excluded.settings
     RETURNING epoch"""
-BEAT: Final = "UPDATE replicas SET beat = clock_timestamp() WHERE id = ?"
+BEAT: Final = "UPDATE replicas SET beat = clock_timestamp(), settings = ? WHERE id = ?"
 LEAVE: Final = "UPDATE replicas SET beat = cast('-infinity' AS TIMESTAMPTZ) WHERE id = ?"
-SILENT: Final = """
+SILENT: Final = f"""
     SELECT id FROM replicas
     WHERE id <> ? AND beat < clock_timestamp() - make_interval(secs => cast(? AS DOUBLE PRECISION))
     AND (EXISTS (SELECT 1 FROM links WHERE links.replica = replicas.id) OR beat > cast('-infinity' AS TIMESTAMPTZ)
-        OR EXISTS (SELECT 1 FROM calls WHERE calls.replica = replicas.id AND ended_at IS NULL)
-        OR EXISTS (SELECT 1 FROM runs WHERE runs.replica = replicas.id AND ended_at IS NULL)
-        OR EXISTS (SELECT 1 FROM transfers WHERE transfers.replica = replicas.id AND ended_at IS NULL))"""
+        OR {_HAS_WORK})"""  # noqa: S608
 FENCE: Final = "UPDATE replicas SET epoch = epoch + 1, beat = cast('-infinity' AS TIMESTAMPTZ) WHERE id = ?"
 ALL: Final = """
     SELECT id, epoch, version, settings, cast(extract(epoch FROM started_at) * 1000 AS BIGINT),
@@ -45,6 +47,13 @@ LINK: Final = """
 UNLINK: Final = "UPDATE links SET replica = NULL WHERE node = ? AND socket = ?"
 LINKS: Final = "SELECT node, gen, socket, replica FROM links WHERE replica IS NOT NULL"
 SOCKET: Final = "SELECT socket FROM links WHERE node = ? AND replica IS NOT NULL"
+# From a gateway that has left or was fenced, never from one that may still write.
+LEASE: Final = """
+    INSERT INTO leases (name, replica) VALUES (?, ?)
+    ON CONFLICT (name) DO UPDATE SET replica = excluded.replica
+        WHERE leases.replica = excluded.replica OR NOT EXISTS (
+            SELECT 1 FROM replicas WHERE id = leases.replica AND beat > cast('-infinity' AS TIMESTAMPTZ))
+    RETURNING replica"""
 OWNER: Final = "SELECT replica FROM calls WHERE id = ? AND ended_at IS NULL"
 
 
@@ -82,8 +91,8 @@ def join_fleet(tx: Tx, replica: str, version: str, settings: str) -> int:
     return int(epoch)
 
 
-def beat(tx: Tx, replica: str) -> None:
-    tx.execute(BEAT, (replica,))
+def beat(tx: Tx, replica: str, settings: str) -> None:
+    tx.execute(BEAT, (settings, replica))
 
 
 def leave_fleet(tx: Tx, replica: str) -> None:
@@ -110,7 +119,8 @@ def replicas(tx: Tx, silent_after: float) -> list[Replica]:
 
 def owned(tx: Tx, table: str, replica: str) -> set[str]:
     """Return the ids of the open work of one kind that a gateway owns."""
-    rows = tx.execute(f"SELECT id FROM {table} WHERE ended_at IS NULL AND replica = ?", (replica,))  # noqa: S608
+    key = OWNED[table]
+    rows = tx.execute(f"SELECT {key} FROM {table} WHERE ended_at IS NULL AND replica = ?", (replica,))  # noqa: S608
     return {str(row[0]) for row in rows}
 
 
@@ -132,6 +142,23 @@ def other_worker(tx: Tx, key: str, replica: str) -> str | None:
         "SELECT replica FROM runs WHERE session_key = ? AND ended_at IS NULL AND replica <> ? LIMIT 1", (key, replica)
     ).fetchall()
     return str(rows[0][0]) if rows else None
+
+
+def run_owner(tx: Tx, run_id: str) -> str | None:
+    """Return the gateway that works on an open run."""
+    rows = tx.execute("SELECT replica FROM runs WHERE id = ? AND ended_at IS NULL", (run_id,)).fetchall()
+    return None if not rows or rows[0][0] is None else str(rows[0][0])
+
+
+def assign_run(tx: Tx, run_id: str, replica: str) -> None:
+    """Make a new run one of another gateway, which works on its session."""
+    tx.execute("UPDATE runs SET replica = ? WHERE id = ?", (replica, run_id))
+
+
+def claim_lease(tx: Tx, name: str, replica: str) -> bool:
+    """Return whether this gateway alone may do something now: until it leaves the fleet or is taken for dead."""
+    rows = tx.execute(LEASE, (name, replica)).fetchall()
+    return bool(rows)
 
 
 def open_among(tx: Tx, call_ids: Sequence[str]) -> set[str]:

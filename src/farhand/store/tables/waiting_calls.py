@@ -139,8 +139,16 @@ def finish_waiting(tx: Tx, record: CallRecord) -> bool:
 
 
 def all_waiting(tx: Tx) -> dict[str, WaitingRow]:
-    rows = [dict(zip(_WAITING, row, strict=True)) for row in tx.execute(ALL_WAITING)]
-    return {row["call_id"]: WaitingRow(**{**row, "credential": msgspec.Raw(row["credential"])}) for row in rows}
+    return {row[0]: _waiting(row) for row in tx.execute(ALL_WAITING)}
+
+
+def find_waiting(tx: Tx, call_id: str) -> tuple[CallRecord, WaitingRow] | None:
+    """Return a call that waits, and what it waits for."""
+    record = calls.find(tx, call_id)
+    rows = tx.execute(f"{ALL_WAITING} WHERE call_id = ?", (call_id,)).fetchall()
+    if record is None or record.state is not CallState.WAITING or not rows:
+        return None
+    return record, _waiting(rows[0])
 
 
 def ask(tx: Tx, approval: Approval, who: dict[str, Any]) -> bool:
@@ -195,6 +203,11 @@ def origin_of(tx: Tx, record: CallRecord) -> str | None:
 def _insert(tx: Tx, row: WaitingRow) -> None:
     values = {**msgspec.structs.asdict(row), "credential": bytes(row.credential)}
     tx.execute(INSERT, tuple(values[name] for name in _WAITING))
+
+
+def _waiting(row: tuple[Any, ...]) -> WaitingRow:
+    values = dict(zip(_WAITING, row, strict=True))
+    return WaitingRow(**{**values, "credential": msgspec.Raw(values["credential"])})
 
 
 def _approval(row: tuple[Any, ...]) -> Approval:
