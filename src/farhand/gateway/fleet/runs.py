@@ -31,7 +31,7 @@ AGAIN_SECONDS: Final = 0.5
 PAGE_BYTES: Final = 256 * 1024
 
 
-class Wish(msgspec.Struct, frozen=True):
+class RunWish(msgspec.Struct, frozen=True):
     """A request to the gateway that works on a session or run."""
 
     # Take up runs that were stored for it.
@@ -45,7 +45,7 @@ class Wish(msgspec.Struct, frozen=True):
     skip: int = 0
 
 
-class Page(msgspec.Struct, frozen=True):
+class EventPage(msgspec.Struct, frozen=True):
     """Events of a run, or a part of one that does not fit into a message."""
 
     # Whether the run is known here.
@@ -58,8 +58,8 @@ class Page(msgspec.Struct, frozen=True):
 
 
 _packed: Final = msgspec.msgpack.Encoder().encode
-_wish: Final = msgspec.msgpack.Decoder(Wish).decode
-_page: Final = msgspec.msgpack.Decoder(Page).decode
+_wish: Final = msgspec.msgpack.Decoder(RunWish).decode
+_page: Final = msgspec.msgpack.Decoder(EventPage).decode
 _ids: Final = msgspec.msgpack.Decoder(list[str]).decode
 _event: Final[Any] = msgspec.json.Decoder(RunEvent).decode
 
@@ -107,7 +107,7 @@ class FleetRuns:
             return _packed(await self._sessions().stop_here(wish.stop, wish.reason))
         run = self._sessions().known(wish.run_id)
         if run is None:
-            return _packed(Page(known=False))
+            return _packed(EventPage(known=False))
         events, over = await run.events_after(wish.position, PAGE_SECONDS)
         return _packed(page_of(events, wish.skip, over=over))
 
@@ -116,13 +116,13 @@ class FleetRuns:
     async def wake(self, replica: str) -> None:
         """Have a gateway take up the runs that were stored for it; if this fails, it does so by itself soon."""
         try:
-            await self._ask(replica, Wish(wake=True), ASK_SECONDS)
+            await self._ask(replica, RunWish(wake=True), ASK_SECONDS)
         except (NoResponder, ReplyUnknown) as error:
             log.debug("failed to wake gateway %s: %s", replica, error)
 
     async def stop(self, replica: str, key: str, reason: str) -> list[str]:
         """Stop the runs of a session that another gateway works on; return their ids. Raises FarhandError."""
-        return _ids(await self._ask(replica, Wish(stop=key, reason=reason), STOP_SECONDS))
+        return _ids(await self._ask(replica, RunWish(stop=key, reason=reason), STOP_SECONDS))
 
     def copy(self, record: RunRecord) -> Run:
         """Return a run of another gateway as one that can be followed and awaited here."""
@@ -134,7 +134,7 @@ class FleetRuns:
             task.add_done_callback(self._tasks.discard)
         return run
 
-    async def _ask(self, replica: str, wish: Wish, seconds: float) -> bytes:
+    async def _ask(self, replica: str, wish: RunWish, seconds: float) -> bytes:
         return await self._bus.ask(f"fh.runs.{replica}", _packed(wish), seconds)
 
     async def _follow(self, run: Run) -> None:
@@ -176,7 +176,7 @@ class FleetRuns:
         """Pass on what happened after a position, and return the next one."""
         part = b""
         while True:
-            wish = Wish(run_id=run.id, position=position, skip=len(part))
+            wish = RunWish(run_id=run.id, position=position, skip=len(part))
             page = _page(await self._ask(owner, wish, ASK_SECONDS))
             if not page.known:
                 await asyncio.sleep(AGAIN_SECONDS)
@@ -202,7 +202,7 @@ class FleetRuns:
             log.debug("failed to read the last events of run %s: %s", run.id, error)
 
 
-def page_of(events: list[RunEvent], skip: int, *, over: bool) -> Page:
+def page_of(events: list[RunEvent], skip: int, *, over: bool) -> EventPage:
     """Return as many events as fit into a message, or a part of the first one."""
     chosen: list[bytes] = []
     size = 0
@@ -210,9 +210,9 @@ def page_of(events: list[RunEvent], skip: int, *, over: bool) -> Page:
         encoded = msgspec.json.encode(event)
         if not chosen and (skip or len(encoded) > PAGE_BYTES):
             part = encoded[skip : skip + PAGE_BYTES]
-            return Page(part=part, part_is_last=skip + PAGE_BYTES >= len(encoded))
+            return EventPage(part=part, part_is_last=skip + PAGE_BYTES >= len(encoded))
         size += len(encoded)
         if size > PAGE_BYTES:
-            return Page(events=tuple(chosen))
+            return EventPage(events=tuple(chosen))
         chosen.append(encoded)
-    return Page(events=tuple(chosen), over=over)
+    return EventPage(events=tuple(chosen), over=over)
