@@ -268,13 +268,22 @@ def load(home: Path, environ: Mapping[str, str] = os.environ) -> Config:
     """Raises ConfigError naming the key at fault."""
     path = home / FILE
     try:
-        values = tomllib.loads(path.read_text())
+        text = path.read_text()
     except FileNotFoundError:
-        values = {}
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        text = ""
+    except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    return parse(text, path, environ)
+
+
+def parse(text: str, path: Path, environ: Mapping[str, str] = os.environ) -> Config:
+    """Return the settings that the file `path` has with this text. Raises ConfigError naming the key at fault."""
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
     for section in msgspec.structs.fields(Config):
         if get_origin(section.type) in (dict, list):
             continue

@@ -25,9 +25,12 @@ export interface Sample {
 export interface NodeInfo {
   node_id: string;
   name: string;
+  /** What the owner calls it; empty if nothing. */
+  label: string;
   node_type: string;
   version: string;
   tags: string[];
+  reported_tags: string[];
   capabilities: string[];
   refused_capabilities: string[];
   tools: string[];

@@ -32,11 +32,15 @@ from farhand.store.group_commit import GroupCommit
 from farhand.store.journal.events import Event
 from farhand.store.ports import Tx
 from farhand.store.tables.calls import CallRecord
+<<<<<<< HEAD
 from farhand.store.tables.fleet import assign_run, other_worker
 from farhand.store.tables.sessions import RunRecord
 
 # What clients say about their MCP sessions.
 SESSIONS: Final = "fh.mcp"
+=======
+from farhand.store.tables.nodes import find_node
+>>>>>>> 7b02aec (console: name and tag machines, save the policy, keep metrics)
 
 
 class _FreezeEvent(msgspec.Struct, frozen=True):
@@ -69,6 +73,7 @@ class FleetParts:
         """
         self.member = member
         self._database = database
+        self._inventory = inventory
         self._freeze = freeze
         self._tokens = tokens
         self._approvals = approvals
@@ -109,6 +114,7 @@ class FleetParts:
             "freeze.off": self._thawed,
             "node.changed": self._node_changed,
             "node.probed": self._node_changed,
+            "node.described": self._node_described,
         }
 
     async def start(self, stack: contextlib.AsyncExitStack, restart: Callable[[], None]) -> None:
@@ -180,6 +186,11 @@ class FleetParts:
 
     async def _node_changed(self, event: Event) -> None:
         await self.links.changed(event.subject)
+
+    async def _node_described(self, event: Event) -> None:
+        card = await self._database.read(lambda tx: find_node(tx, event.subject))
+        if card is not None:
+            self._inventory.described_elsewhere(event.subject, card)
 
 
 async def _refreshed(refresh: Callable[[], Awaitable[None]], _: Event) -> None:

@@ -54,6 +54,7 @@ from farhand.app.messaging import Messaging
 from farhand.app.oauth import open_oauth
 from farhand.app.openai import openai_routes
 from farhand.app.plugins import CHANNELS, MODELS, OBJECTS, PluginError, Plugins
+from farhand.app.policy import policy_file
 from farhand.app.sandbox import LiveConfinement, open_trials
 from farhand.app.schedule import open_schedule, schedule_settings
 from farhand.config import LIVE_SECTIONS, Config, ConfigError, LiveConfig, ObjectsSection
@@ -106,6 +107,8 @@ from farhand.gateway.transfers.tool import transfer_tool
 from farhand.gateway.transfers.transfers import Transfers
 from farhand.gateway.transfers.workspace_endpoint import workspace_end
 from farhand.gateway.upkeep.backups import Backups, BackupSettings
+from farhand.gateway.upkeep.metrics_file import FOLDER as METRICS_FOLDER
+from farhand.gateway.upkeep.metrics_file import MetricsFile
 from farhand.gateway.upkeep.node_metrics import NodeMetricsTask
 from farhand.gateway.upkeep.retention import HistoryLimits, HistoryRetention, Retention
 from farhand.gateway.upkeep.token_expiry import TokenExpiry
@@ -595,6 +598,7 @@ async def build(
             str(workspace_folder),
             str(machine.agents_folder),
             standing,
+            policy_file(home, live, journal, alone=member is None),
         ),
         mcp_door,
         MetricsRoutes(database, node_registry, gate, "" if member is None else member.id),
@@ -678,6 +682,7 @@ async def build(
             ),
             TokenUses(database, credentials),
             TokenExpiry(credentials),
+            MetricsFile(home / METRICS_FOLDER, metrics, clock),
             NodeMetricsTask(node_registry, queries, metrics, clock),
             mcp_servers,
         ),

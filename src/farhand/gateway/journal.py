@@ -16,7 +16,7 @@ PULSE_SECONDS = 15
 # Events that happen in a burst are read as one page.
 BURST_SECONDS = 0.02
 # What must be on disk before the caller goes on.
-DURABLE = ("token.", "freeze.", "policy.always")
+DURABLE = ("token.", "freeze.", "policy.always", "policy.saved", "node.described")
 
 
 class EventJournal:

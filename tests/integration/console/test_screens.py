@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.browser import Open
+from tests.support.browser import HOSTILE, Open
 from tests.support.harness import ROOT, GatewayProcess, NodeProcess
 from tests.support.model_server import ModelServer, Request, calls, text
 
@@ -246,7 +246,8 @@ def test_a_narrow_token_is_made_shown_once_and_revoked(lived_in: GatewayProcess,
     one.seen(page.get_by_role("row").filter(has_text="robot"), "revoked")
 
 
-def test_the_policy_is_explained_and_replayed(lived_in: GatewayProcess, visit: Open) -> None:
+def test_the_policy_is_explained_replayed_and_saved(lived_in: GatewayProcess, visit: Open) -> None:
+    before = (lived_in.home / "farhand.toml").read_text()
     one = visit()
     page = one.sign_in(lived_in, "access/policy")
     one.seen(page.locator("ol.list"), "deletes files")
@@ -254,9 +255,52 @@ def test_the_policy_is_explained_and_replayed(lived_in: GatewayProcess, visit: O
     page.get_by_label("Arguments (JSON)").fill('{"command": "rm -r x"}')
     one.button("Explain").click()
     one.seen(page.get_by_role("status").filter(has_text="Rule"), "deletes")
-    page.get_by_label("Rules to try (JSON)").fill('{"rules": [{"decision": "deny", "name": "no ls", "args": {"command": "ls*"}}]}')
-    one.button("Replay").click()
+    one.button("Add a rule").click()
+    assert one.button("Save").is_disabled()
+    draft = '{"approval_seconds": 3600, "rules": [{"decision": "deny", "name": "no ls", "args": {"command": "ls*"}}]}'
+    page.get_by_label("Rules (JSON)").fill(draft)
+    one.button("Explain").click()
+    one.seen(page.get_by_role("status").filter(has_text="Rule"), "default")  # the draft has no rule about rm
+    one.button("Replay the last week").click()
     one.seen(page.get_by_role("status").filter(has_text="denied"), "1 denied")
+    try:
+        # Somebody else changes the file meanwhile: nothing is overwritten, and the draft stays.
+        (lived_in.home / "farhand.toml").write_text(before + "# changed\n" + '[[policy.rules]]\ndecision = "allow"\n')
+        one.button("Save").click()
+        one.seen(page.get_by_role("alert"), "The policy has changed since you loaded it")
+        assert page.get_by_label("Rules (JSON)").input_value() == draft
+        one.button("Discard the changes").click()
+        one.gone(page.get_by_role("alert"))
+        page.get_by_label("Rules (JSON)").fill(draft)
+        one.button("Replay the last week").click()
+        one.seen(page.get_by_role("status").filter(has_text="denied"), "1 denied")
+        one.button("Save").click()
+        one.seen(page.get_by_role("status").filter(has_text="Saved. These rules are in force now."))
+        one.seen(page.locator("ol.list"), "no ls")
+        assert lived_in.invoke("hands__Bash", {"command": "ls"})["error"]["kind"] == "not_allowed"
+    finally:
+        (lived_in.home / "farhand.toml").write_text(before)
+    one.complaints = [text for text in one.complaints if "412" not in text]
+
+
+def test_a_machine_is_renamed_and_tagged(lived_in: GatewayProcess, visit: Open) -> None:
+    one = visit()
+    page = one.sign_in(lived_in, "machines/hands")
+    one.button("Name and tags").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label(re.compile("^Name")).fill(f"Desk {HOSTILE}")
+    dialog.get_by_label("Use the tags that the machine reports").uncheck()
+    dialog.get_by_label(re.compile("^Tags")).fill("office, linux")
+    dialog.get_by_role("button", name="Save").click()
+    one.gone(dialog)
+    one.seen(page.locator("main h2"), f"Desk {HOSTILE}")
+    one.seen(page.locator("main"), "hands")
+    one.go("machines/hands/about")
+    one.seen(page.locator("dl.facts .tag").last, "linux")
+    one.go("overview")
+    one.seen(page.locator("article").filter(has_text="hands"), f"Desk {HOSTILE}")
+    assert page.evaluate("window.hit") is None
+    lived_in.request("PATCH", "/v1/nodes/hands", {"label": "", "tags": None})
 
 
 def test_a_machine_is_added_with_a_line(lived_in: GatewayProcess, visit: Open, tmp_path: Path) -> None:

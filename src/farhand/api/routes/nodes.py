@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from farhand.api.node_socket.login import INVALID_TOKEN, node_grant
 from farhand.api.server.http import Problem, Request
@@ -12,10 +13,11 @@ from farhand.api.server.router import Query, route
 from farhand.gateway.access.credentials import Credentials, Scope
 from farhand.gateway.calls.gate import Gate
 from farhand.gateway.calls.pinning import LOGS
+from farhand.gateway.nodes.cards import LONGEST_NAME, LONGEST_TAG, MOST_TAGS
 from farhand.gateway.nodes.inventory import NodeInventory
 from farhand.gateway.nodes.logs_tool import DEFAULT_LINES, MOST_LINES, NodeLogs
 from farhand.gateway.nodes.metrics import MetricsHistory, Sample
-from farhand.gateway.nodes.registry import NodeRegistry
+from farhand.gateway.nodes.registry import Node, NodeRegistry
 from farhand.protocol.errors import ErrorKind, FarhandError
 
 # Statuses for requests that a node answered with an error, or not at all.
@@ -24,10 +26,14 @@ NODE_STATUSES = {ErrorKind.FAILED: 502, ErrorKind.TIMEOUT: 502, ErrorKind.CANCEL
 
 class NodeShown(msgspec.Struct):
     node_id: str
+    # What the node calls itself, and what its owner calls it.
     name: str
+    label: str
     node_type: str
     version: str
+    # Those that the owner set, or else those that the node reports.
     tags: list[str]
+    reported_tags: list[str]
     capabilities: list[str]
     # Announced, but bound to another node.
     refused_capabilities: list[str]
@@ -50,6 +56,19 @@ class NodesAnswer(msgspec.Struct):
 
 class MetricsAnswer(msgspec.Struct):
     samples: list[Sample]
+
+
+OwnerTag = Annotated[str, msgspec.Meta(min_length=1, max_length=LONGEST_TAG)]
+OwnerTags = Annotated[list[OwnerTag], msgspec.Meta(max_length=MOST_TAGS)]
+
+
+class DescribeRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """What the owner calls a node; what is left out stays as it is."""
+
+    # Empty: the name that the node reports is shown.
+    label: Annotated[str, msgspec.Meta(max_length=LONGEST_NAME)] | UnsetType = UNSET
+    # Instead of the tags that the node reports; null: those are used.
+    tags: OwnerTags | UnsetType | None = UNSET
 
 
 class ProbeRequest(msgspec.Struct):
@@ -75,28 +94,22 @@ class NodeRoutes:
 
     @route("GET /v1/nodes", Scope.READ, "Every known node, connected or not.")
     async def nodes(self, _request: Request) -> NodesAnswer:
-        shown = [
-            NodeShown(
-                node_id=node_id,
-                name=node.card.name,
-                node_type=node.card.node_type,
-                version=node.card.version,
-                tags=node.card.tags,
-                capabilities=node.card.capabilities,
-                refused_capabilities=node.card.refused,
-                tools=[spec.name for spec in node.lent],
-                role=node.card.role,
-                online=node.online,
-                frozen=node.connection is not None and node.connection.frozen is not None,
-                connected_at=node.connected_at,
-                last_seen=node.last_seen,
-                running=node.running,
-                runtime=node.card.runtime,
-            )
-            for node_id, node in sorted(self._node_registry.nodes.items())
-        ]
+        shown = [_shown(node) for _, node in sorted(self._node_registry.nodes.items())]
         primary = self._node_registry.primary()
         return NodesAnswer(shown, len(shown), primary.card.node_id if primary else None)
+
+    @route(
+        "PATCH /v1/nodes/{node_id}",
+        Scope.ADMIN,
+        "Set the name and the tags that the owner gives a node.",
+        errors=(404,),
+    )
+    async def describe(self, request: Request, wanted: DescribeRequest) -> NodeShown:
+        node_id = request.params["node_id"]
+        node = await self._inventory.describe(node_id, request.credential.id, label=wanted.label, tags=wanted.tags)
+        if node is None:
+            raise Problem(404, "not_found", self._node_registry.unknown(node_id))
+        return _shown(node)
 
     @route("DELETE /v1/nodes/{node_id}", Scope.ADMIN, "Forget a node that is offline.", errors=(409,))
     async def forget(self, request: Request) -> dict[str, str]:
@@ -153,7 +166,7 @@ class NodeRoutes:
     @route(
         "GET /v1/nodes/{node_id}/metrics",
         Scope.READ,
-        "How busy a node was: a sample every ten seconds, kept for a day while the gateway runs.",
+        "How busy a node was: a sample every ten seconds, kept for a day.",
         query=(Query("since", "From this moment on, in milliseconds; by default all that is kept.", int),),
         errors=(404,),
     )
@@ -162,3 +175,25 @@ class NodeRoutes:
         if node_id not in self._node_registry.nodes:
             raise Problem(404, "not_found", self._node_registry.unknown(node_id))
         return MetricsAnswer(self._metrics.since(node_id, request.query_int("since", 0, 0, 2**53)))
+
+
+def _shown(node: Node) -> NodeShown:
+    return NodeShown(
+        node_id=node.card.node_id,
+        name=node.card.name,
+        label=node.card.label,
+        node_type=node.card.node_type,
+        version=node.card.version,
+        tags=node.tags,
+        reported_tags=node.card.tags,
+        capabilities=node.card.capabilities,
+        refused_capabilities=node.card.refused,
+        tools=[spec.name for spec in node.lent],
+        role=node.card.role,
+        online=node.online,
+        frozen=node.connection is not None and node.connection.frozen is not None,
+        connected_at=node.connected_at,
+        last_seen=node.last_seen,
+        running=node.running,
+        runtime=node.card.runtime,
+    )

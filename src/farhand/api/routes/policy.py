@@ -7,12 +7,13 @@ from typing import Annotated, Any
 
 import msgspec
 
-from farhand.api.server.http import Problem, Request
+from farhand.api.server.http import Problem, Reply, Request
 from farhand.api.server.router import route
-from farhand.gateway.access.credentials import Scope
+from farhand.gateway.access.credentials import OWNER, Scope
 from farhand.gateway.access.standing_approvals import StandingApprovals
 from farhand.gateway.calls.policy import Policy, PolicySettings
 from farhand.gateway.calls.policy_subject import HTTP
+from farhand.gateway.control.policy_file import PolicyConflict, PolicyFile, version_of
 from farhand.gateway.control.policy_review import Explanation, PolicyReview, Replay
 from farhand.protocol.calls import NULL
 from farhand.protocol.errors import ErrorKind
@@ -31,6 +32,8 @@ class ExplainRequest(msgspec.Struct):
     # The credential on whose behalf it would act, as in an agent's call.
     on_behalf_of: str | None = None
     session_key: str | None = None
+    # Used instead of the policy in force; needs the scope `admin`.
+    policy: PolicySettings | None = None
 
 
 class ReplayRequest(msgspec.Struct):
@@ -53,16 +56,59 @@ class PolicyRoutes:
         workspace: str,
         agents: str,
         standing: StandingApprovals,
+        file: PolicyFile,
     ) -> None:
         """`settings` returns those in force. `workspace` and `agents` as for `Policy`."""
+        self._file = file
         self._review = review
         self._settings = settings
         self._folders = (workspace, agents)
         self._standing = standing
 
-    @route("GET /v1/policy", Scope.READ, "The policy in force.")
-    async def show(self, _request: Request) -> PolicySettings:
-        return self._settings()
+    @route(
+        "GET /v1/policy", Scope.READ, "The policy in force; its `ETag` is for saving another.", answer=PolicySettings
+    )
+    async def show(self, _request: Request) -> Reply:
+        return _answer(self._settings())
+
+    @route(
+        "PUT /v1/policy",
+        Scope.ADMIN,
+        "Write a policy into `farhand.toml`; only the owner may, with the `ETag` of the policy in force as `If-Match`.",
+        answer=PolicySettings,
+        errors=(409, 412, 428),
+    )
+    async def save(self, request: Request, wanted: PolicySettings) -> Reply:
+        if request.credential.id != OWNER.id:
+            raise Problem(403, "forbidden", "only the owner may change the policy")
+        match = request.header(b"if-match")
+        if match is None:
+            raise Problem(428, "precondition_required", "give the ETag of GET /v1/policy as If-Match")
+        version = match.strip().strip('"')
+        if version != version_of(self._settings()):
+            raise Problem(412, "precondition_failed", "the policy has changed since you read it; nothing was saved")
+        self._compiled(wanted)
+        try:
+            await self._file.save(wanted, version, request.credential.id)
+        except PolicyConflict as error:
+            raise Problem(409, "conflict", str(error)) from None
+        except ValueError as error:
+            raise Problem(400, "invalid_request", str(error)) from None
+        return _answer(wanted)
+
+    def _compiled(self, settings: PolicySettings) -> Policy:
+        """Raises Problem for settings that are no policy."""
+        try:
+            return Policy(settings, *self._folders)
+        except ValueError as error:
+            raise Problem(400, "invalid_request", str(error)) from None
+
+    def _tried(self, request: Request, settings: PolicySettings | None) -> Policy:
+        """Return the policy that a request wants to try, or the one in force. Raises Problem."""
+        # Evaluating many rules on many calls takes long and runs on the event loop.
+        if settings is not None and not request.credential.may(Scope.ADMIN):
+            raise Problem(403, "forbidden", "trying a policy other than the one in force needs the scope 'admin'")
+        return self._compiled(settings or self._settings())
 
     @route("GET /v1/policy/always", (Scope.APPROVE, Scope.READ), "Calls that were approved for always.")
     async def always(self, _request: Request) -> StandingAnswer:
@@ -84,7 +130,7 @@ class PolicyRoutes:
         statuses=dict.fromkeys(ErrorKind, 400) | {ErrorKind.NOT_FOUND: 404},
     )
     async def explain(self, request: Request, wanted: ExplainRequest) -> Explanation:
-        policy = Policy(self._settings(), *self._folders)
+        policy = self._tried(request, wanted.policy)
         if (wanted.call_id is None) == (wanted.tool is None):
             raise Problem(
                 400, "invalid_request", "give call_id, of a call that was made, or tool, of one that might be"
@@ -106,11 +152,8 @@ class PolicyRoutes:
 
     @route("POST /v1/policy/replay", Scope.READ, "What a policy would have stopped or asked about.")
     async def replay(self, request: Request, wanted: ReplayRequest) -> Replay:
-        # Evaluating many rules on many calls takes long and runs on the event loop.
-        if wanted.policy is not None and not request.credential.may(Scope.ADMIN):
-            raise Problem(403, "forbidden", "replaying a policy other than the one in force needs the scope 'admin'")
-        try:
-            policy = Policy(wanted.policy or self._settings(), *self._folders)
-        except ValueError as error:
-            raise Problem(400, "invalid_request", str(error)) from None
-        return await self._review.replay(policy, wanted.since)
+        return await self._review.replay(self._tried(request, wanted.policy), wanted.since)
+
+
+def _answer(policy: PolicySettings) -> Reply:
+    return Reply(msgspec.json.encode(policy), headers=[(b"etag", f'"{version_of(policy)}"'.encode())])

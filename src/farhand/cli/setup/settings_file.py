@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -36,12 +35,10 @@ def changed_text(home: Path, changes: Changes) -> str:
     except (TypeError, AttributeError) as error:
         raise ClientError("failed", f"{path} cannot be changed: {error}") from None
     text = tomlkit.dumps(document)
-    with tempfile.TemporaryDirectory() as beside:
-        (Path(beside) / config.FILE).write_text(text)
-        try:
-            config.load(Path(beside))
-        except config.ConfigError as error:
-            raise ClientError("failed", str(error).replace(beside, str(home))) from None
+    try:
+        config.parse(text, path)
+    except config.ConfigError as error:
+        raise ClientError("failed", str(error)) from None
     return text
 
 

@@ -40,7 +40,7 @@ class Pin(msgspec.Struct, frozen=True, omit_defaults=True):
         return f"the node {self.node!r}" + (f" (with the tag {self.tag!r})" if self.tag else "")
 
     def fits(self, node: Node) -> bool:
-        return self.node in (None, node.card.node_id) and (self.tag is None or self.tag in node.card.tags)
+        return self.node in (None, node.card.node_id) and (self.tag is None or self.tag in node.tags)
 
     def check(self, job: Mapping[str, Any]) -> None:
         """Raise NotAllowed for a job that the run may not make or change: one with another pin."""

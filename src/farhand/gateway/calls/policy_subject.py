@@ -113,7 +113,7 @@ def subject_of(
         names=tuple(name.casefold() for name in names),
         route=target.kind,
         node_id=None if runs_on is None else runs_on.card.node_id,
-        tags=() if runs_on is None else tuple(runs_on.card.tags),
+        tags=() if runs_on is None else tuple(runs_on.tags),
         args={**_with_patched_paths(target.tool, arguments), **({"path": list(changed)} if changed else {})},
         paths_unknown=changed is None,
         recursive=folder
@@ -127,7 +127,7 @@ def subject_of(
         if isinstance(schema, dict)
         else frozenset(),
         folds=any(one.card.runtime.get("hostOs") != "linux" for one in ([node] if node is not None else named)),
-        reached=tuple(Reached(one.card.node_id, tuple(one.card.tags), _workspace_of(one)) for one in named),
+        reached=tuple(Reached(one.card.node_id, tuple(one.tags), _workspace_of(one)) for one in named),
         origins=tuple(origins),
         credential=credential,
         askers=askers,

@@ -150,7 +150,7 @@ class FanOuts:
         for name in wanted:
             if name.startswith(TAG) and name not in self._node_registry.nodes:
                 tag = name.removeprefix(TAG)
-                found = sorted(node_id for node_id, node in self._node_registry.nodes.items() if tag in node.card.tags)
+                found = sorted(node_id for node_id, node in self._node_registry.nodes.items() if tag in node.tags)
                 if not found:
                     raise NotFound(f"no node has the tag {tag!r}; `farhand nodes` shows the tags of each")
                 chosen |= dict.fromkeys(found)

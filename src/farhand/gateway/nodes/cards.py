@@ -35,7 +35,7 @@ def cleaned(card: NodeCard) -> NodeCard:
         name=one_line(card.name, LONGEST_NAME) or card.node_id,
         node_type=one_line(card.node_type, LONGEST_NAME),
         version=one_line(card.version, LONGEST_NAME),
-        tags=_tags(card.tags),
+        tags=cleaned_tags(card.tags),
         tools=[cleaned_tool(spec) for spec in card.tools],
         runtime=cleaned_runtime(card.runtime),
     )
@@ -57,7 +57,12 @@ def system_name(said: Any) -> str:
     return name if name in SYSTEMS else OTHER
 
 
-def _tags(tags: list[str]) -> list[str]:
+def cleaned_label(text: str) -> str:
+    """Return the owner's name for a node as one printable line."""
+    return one_line(text, LONGEST_NAME)
+
+
+def cleaned_tags(tags: list[str]) -> list[str]:
     found = (one_line(tag, LONGEST_TAG) for tag in tags)
     return list(dict.fromkeys(tag for tag in found if tag))[:MOST_TAGS]
 

@@ -9,18 +9,18 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from farhand import __version__
 from farhand.gateway.journal import EventJournal
-from farhand.gateway.nodes.cards import cleaned_runtime
+from farhand.gateway.nodes.cards import cleaned_label, cleaned_runtime, cleaned_tags
 from farhand.gateway.nodes.queries import Queries, read_answer
-from farhand.gateway.nodes.registry import Connection, Link, NodeRegistry
+from farhand.gateway.nodes.registry import Connection, Link, Node, NodeRegistry
 from farhand.protocol.errors import FarhandError
 from farhand.protocol.messages import FEATURE_TRANSFER, FEATURES, GatewayExtras, GatewayWelcome, NodeHello, ToolsUpdate
 from farhand.protocol.version import CLOSE_REPLACED, CLOSE_RESTART, CLOSE_UNAUTHORIZED, MAX_FRAME_BYTES
 from farhand.store.ports import Tx
-from farhand.store.tables.nodes import NodeCard, forget_node, node_seen, save_node
+from farhand.store.tables.nodes import NodeCard, describe_node, forget_node, node_seen, save_node
 from farhand.store.tables.tokens import Token, tokens_used
 
 log = logging.getLogger(__name__)
@@ -181,6 +181,31 @@ class NodeInventory:
         node.update(card)
         self._save(card, "node.probed", {"bins": bins})
         return runtime
+
+    async def describe(
+        self, node_id: str, by: str, *, label: str | UnsetType = UNSET, tags: list[str] | UnsetType | None = UNSET
+    ) -> Node | None:
+        """Set the owner's name and tags of a node, connected or not; return None if it is unknown.
+
+        An empty label shows the node's own name again, tags of None the tags that it reports.
+        """
+        node = self._node_registry.nodes.get(node_id)
+        if node is None:
+            return None
+        name = node.card.label if label is UNSET else cleaned_label(label)
+        own = node.card.owner_tags if tags is UNSET else None if tags is None else cleaned_tags(tags)
+        self._node_registry.describe(node, name, own)
+        data = {"by": by, "label": name, "tags": own}
+        await self._journal.record(
+            lambda store: describe_node(store, node_id, name, own), "node.described", node_id, data
+        )
+        return node
+
+    def described_elsewhere(self, node_id: str, stored: NodeCard) -> None:
+        """Take over the name and tags that another gateway stored."""
+        node = self._node_registry.nodes.get(node_id)
+        if node is not None:
+            self._node_registry.describe(node, stored.label, stored.owner_tags)
 
     async def forget(self, node_id: str) -> bool:
         """Remove an offline node; return False if it is unknown.

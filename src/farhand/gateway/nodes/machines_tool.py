@@ -26,7 +26,7 @@ class NodeList:
                 "node": node_id,
                 "online": node.online,
                 "system": node.card.runtime.get("hostOs"),
-                "tags": node.card.tags,
+                "tags": node.tags,
                 "tools": [spec.name for spec in node.lent],
                 **({} if node.online else {"last_seen": node.seen}),
             }

@@ -1,4 +1,4 @@
-"""Samples of how busy the nodes are, kept in memory for a day."""
+"""Samples of how busy the nodes are, of the last day."""
 
 from __future__ import annotations
 
@@ -50,10 +50,11 @@ _PACKED = struct.Struct("<q6f")
 class MetricsHistory:
     def __init__(self) -> None:
         self._nodes: dict[str, bytearray] = {}
+        # Added since `take_new`.
+        self._new: dict[str, bytearray] = {}
 
     def add(self, node_id: str, at: int, reading: Reading) -> None:
-        packed = self._nodes.setdefault(node_id, bytearray())
-        packed += _PACKED.pack(
+        sample = _PACKED.pack(
             at,
             reading.cpu,
             reading.memory,
@@ -62,6 +63,23 @@ class MetricsHistory:
             reading.disk_total,
             reading.load,
         )
+        self._append(node_id, sample)
+        self._new.setdefault(node_id, bytearray()).extend(sample)
+
+    def take_new(self) -> dict[str, bytes]:
+        """Return the samples that were added since the last time, packed, by node."""
+        taken, self._new = self._new, {}
+        return {node_id: bytes(packed) for node_id, packed in taken.items() if node_id in self._nodes}
+
+    def restore(self, node_id: str, packed: bytes, since: int) -> None:
+        """Add packed samples of an earlier process that are not older than this moment."""
+        for start in range(0, len(packed) - _PACKED.size + 1, _PACKED.size):
+            if _PACKED.unpack_from(packed, start)[0] >= since:
+                self._append(node_id, packed[start : start + _PACKED.size])
+
+    def _append(self, node_id: str, sample: bytes) -> None:
+        packed = self._nodes.setdefault(node_id, bytearray())
+        packed += sample
         most = min(DAY_SAMPLES, MOST_BYTES // _PACKED.size // len(self._nodes)) * _PACKED.size
         if len(packed) > most:
             del packed[: len(packed) - most]
@@ -83,3 +101,9 @@ class MetricsHistory:
         """Drop the samples of every other node."""
         for gone in self._nodes.keys() - set(node_ids):
             del self._nodes[gone]
+            self._new.pop(gone, None)
+
+
+def first_moment(packed: bytes) -> int:
+    """Return when the first of packed samples arrived."""
+    return int(_PACKED.unpack_from(packed, 0)[0])

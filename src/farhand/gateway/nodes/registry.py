@@ -203,6 +203,11 @@ class Node:
         return [spec for spec in self.card.tools if not spec.withheld]
 
     @property
+    def tags(self) -> list[str]:
+        """Return the tags that the owner set, or else those that the node reports."""
+        return self.card.tags if self.card.owner_tags is None else self.card.owner_tags
+
+    @property
     def online(self) -> bool:
         return self.connection is not None
 
@@ -410,6 +415,11 @@ class NodeRegistry:
         if node is not None and node.connection is connection:
             self._offer(node, card)
 
+    def describe(self, node: Node, label: str, owner_tags: list[str] | None) -> None:
+        """Set what the owner says of a node."""
+        node.update(msgspec.structs.replace(node.card, label=label, owner_tags=owner_tags))
+        self._changed()
+
     def _offer(self, node: Node, card: NodeCard) -> None:
         self._withdraw(node)
         node.update(card)
@@ -537,7 +547,10 @@ class NodeRegistry:
         owned = [one for one in kept if own_credential and one not in COMMON]
         learned = [] if before is None or card.tools else before.card.learned
         learned = [name for name in learned if any(covers(one, name) for one in kept)]
-        return msgspec.structs.replace(card, capabilities=kept, refused=refused, owned=owned, learned=learned)
+        card = msgspec.structs.replace(card, capabilities=kept, refused=refused, owned=owned, learned=learned)
+        if before is None:
+            return card
+        return msgspec.structs.replace(card, label=before.card.label, owner_tags=before.card.owner_tags)
 
     def _owners(self, node_id: str) -> dict[str, str]:
         """Return each capability that is bound to another node, with that node; of several, the smallest id."""

@@ -91,7 +91,7 @@ class Prompts:
             if guest and not names:
                 continue
             system = node.card.runtime.get("hostOs")
-            tags = [quoted(tag) for tag in node.card.tags[:MOST_TAGS]]
+            tags = [quoted(tag) for tag in node.tags[:MOST_TAGS]]
             described = [*([system] if isinstance(system, str) else []), *([f"tags {' '.join(tags)}"] if tags else [])]
             machines.append(Machine(node_id, ", ".join(described), names))
         return tuple(machines)

@@ -16,6 +16,7 @@ SAVE: Final = """
 SEEN: Final = "UPDATE nodes SET last_seen = ? WHERE node_id = ?"
 ALL: Final = "SELECT info, connected_at, last_seen FROM nodes ORDER BY node_id"
 ONE: Final = "SELECT info FROM nodes WHERE node_id = ?"
+DESCRIBE: Final = "UPDATE nodes SET info = ? WHERE node_id = ?"
 FORGET: Final = "DELETE FROM nodes WHERE node_id = ?"
 
 
@@ -36,6 +37,9 @@ class NodeCard(msgspec.Struct, frozen=True):
     refused: list[str] = []
     # For a node that lists no tools: the names below its capabilities that were called successfully.
     learned: list[str] = []
+    # Set by the owner: the name to show, and tags that replace the node's own.
+    label: str = ""
+    owner_tags: list[str] | None = None
 
 
 def save_node(tx: Tx, card: NodeCard, connected_at: int, last_seen: int) -> None:
@@ -54,6 +58,13 @@ def forget_node(tx: Tx, node_id: str) -> None:
 def find_node(tx: Tx, node_id: str) -> NodeCard | None:
     rows = tx.execute(ONE, (node_id,)).fetchall()
     return msgspec.json.decode(rows[0][0], type=NodeCard) if rows else None
+
+
+def describe_node(tx: Tx, node_id: str, label: str, owner_tags: list[str] | None) -> None:
+    card = find_node(tx, node_id)
+    if card is not None:
+        card = msgspec.structs.replace(card, label=label, owner_tags=owner_tags)
+        tx.execute(DESCRIBE, (msgspec.json.encode(card), node_id))
 
 
 def all_nodes(tx: Tx) -> list[tuple[NodeCard, int, int]]:
