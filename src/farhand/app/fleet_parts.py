@@ -32,15 +32,12 @@ from farhand.store.group_commit import GroupCommit
 from farhand.store.journal.events import Event
 from farhand.store.ports import Tx
 from farhand.store.tables.calls import CallRecord
-<<<<<<< HEAD
 from farhand.store.tables.fleet import assign_run, other_worker
+from farhand.store.tables.nodes import find_node
 from farhand.store.tables.sessions import RunRecord
 
 # What clients say about their MCP sessions.
 SESSIONS: Final = "fh.mcp"
-=======
-from farhand.store.tables.nodes import find_node
->>>>>>> 7b02aec (console: name and tag machines, save the policy, keep metrics)
 
 
 class _FreezeEvent(msgspec.Struct, frozen=True):
