@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
+from farhand.gateway.access.budgets import BudgetsSection
 from farhand.gateway.calls.policy import Policy, PolicySettings
 from farhand.gateway.mcp.settings import McpServerSettings
 from farhand.gateway.messaging.hooks import HookSettings
@@ -32,7 +33,7 @@ FILE = "farhand.toml"
 # Applied whenever the file changes; changes of anything else apply from the next start.
 LIVE_SECTIONS = (
     *("tools", "policy", "schedule", "heartbeat", "retention", "sandbox", "mcp"),
-    *("agents", "providers", "models"),
+    *("agents", "providers", "models", "budgets"),
 )
 LIVE_KEYS = ("agent.model",)
 T = TypeVar("T")
@@ -251,6 +252,7 @@ class Config(msgspec.Struct, forbid_unknown_fields=True):
     store: StoreSection = msgspec.field(default_factory=StoreSection)
     bus: BusSection = msgspec.field(default_factory=BusSection)
     retention: RetentionSection = msgspec.field(default_factory=RetentionSection)
+    budgets: BudgetsSection = msgspec.field(default_factory=BudgetsSection)
     skills: SkillsSection = msgspec.field(default_factory=SkillsSection)
     undo: UndoSection = msgspec.field(default_factory=UndoSection)
     memory: MemorySettings = msgspec.field(default_factory=MemorySettings)
@@ -312,6 +314,7 @@ def parse(text: str, path: Path, environ: Mapping[str, str] = os.environ) -> Con
     _check_history(config.retention)
     try:
         Policy(config.policy)
+        config.budgets.check()
     except ValueError as error:
         raise ConfigError(str(error)) from None
     return config

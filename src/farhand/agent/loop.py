@@ -34,7 +34,7 @@ from farhand.agent.tokens import message_tokens, messages_tokens, text_tokens, t
 from farhand.agent.tool_outcome import Outcome, argument_fault, cancelled, shortened
 from farhand.agent.tools import Tools
 from farhand.llm import messages as model_events
-from farhand.llm.errors import ContextOverflow, ModelError, NotConfigured, Refused
+from farhand.llm.errors import BudgetSpent, ContextOverflow, ModelError, NotConfigured, Refused
 from farhand.llm.messages import Content, Finished, FinishReason, Message, StreamEvent, Text, ToolUse, Usage
 from farhand.llm.model import Model, ModelRequest, Thinking
 from farhand.protocol.calls import ToolSpec
@@ -458,6 +458,8 @@ def _kind(error: ModelError) -> str:
             return "context_overflow"
         case Refused():
             return "refused"
+        case BudgetSpent():
+            return "denied"
         case _Empty():
             return "empty"
     return "unavailable"

@@ -14,8 +14,10 @@ from farhand.api.mcp.sessions import Told
 from farhand.api.mcp.tasks import Tasks
 from farhand.app.sandbox import LiveConfinement
 from farhand.config import Config, LiveConfig
-from farhand.gateway.access.credentials import Credentials
+from farhand.gateway.access.budgets import Budgets
+from farhand.gateway.access.credentials import OWNER, Credentials
 from farhand.gateway.access.freeze_hold import FreezeHold
+from farhand.gateway.access.principal import Principal
 from farhand.gateway.calls.catalog import Catalog
 from farhand.gateway.calls.gate import Gate
 from farhand.gateway.calls.search import CallSearch
@@ -26,7 +28,9 @@ from farhand.gateway.nodes.output import RemoteCommands
 from farhand.gateway.nodes.queries import Queries
 from farhand.gateway.nodes.registry import NodeRegistry
 from farhand.gateway.sessions.agents import Agents
+from farhand.gateway.sessions.budgeted_model import BudgetedModel
 from farhand.gateway.workspace.skills import Skills
+from farhand.llm.model import Model
 from farhand.llm.registry import Models
 from farhand.machine.jobs.job import Ending
 from farhand.machine.jobs.jobs import Jobs
@@ -55,8 +59,14 @@ def open_mcp(
     secrets: KnownSecrets,
     models: Models,
     frozen: FreezeHold,
+    budgets: Budgets,
 ) -> tuple[McpServers, McpServerRoutes]:
     """Return the service, which its owner uses as a context manager, and its routes."""
+
+    def model() -> Model:
+        chosen, limits = models.chosen(), lambda: budgets.limits(Principal(OWNER), None)
+        return BudgetedModel(chosen, budgets, limits, models.prices())
+
     scheme = "https" if config.gateway.tls_cert else "http"
     servers = McpServers(
         home,
@@ -68,7 +78,7 @@ def open_mcp(
         secrets,
         settings=lambda: live.now.mcp,
         named_nodes=lambda: credentials.named_nodes,
-        model=models.chosen,
+        model=model,
         frozen=frozen,
         address=f"{scheme}://localhost:{config.gateway.port}",
     )

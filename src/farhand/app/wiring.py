@@ -26,6 +26,7 @@ from farhand.agent.skills import Skill
 from farhand.api.node_socket.door import NodeServices
 from farhand.api.routes.agent_process import AgentProcessRoutes
 from farhand.api.routes.approvals import ApprovalRoutes
+from farhand.api.routes.budgets import BudgetRoutes
 from farhand.api.routes.calls import CallRoutes
 from farhand.api.routes.channels import ChannelRoutes
 from farhand.api.routes.cron import CronRoutes
@@ -47,6 +48,7 @@ from farhand.api.routes.trials import TrialRoutes
 from farhand.api.routes.workspace import WorkspaceRoutes
 from farhand.api.server.router import Route, routes_of
 from farhand.api.terminals.routes import TerminalRoutes
+from farhand.app.budgets import open_budgets
 from farhand.app.fleet import Member, check_fleet_settings, fleet_routes, join, open_shared_store, settings_digest
 from farhand.app.fleet_parts import FleetParts, LazyFleet
 from farhand.app.mcp import end_with_servers, local_host, open_door, open_mcp
@@ -362,6 +364,7 @@ async def build(
         lineage=credentials.lineage,
         notify=lambda approval: messaging.ask(approval),
     )
+    budgets = open_budgets(database, credentials, live, clock)
     gate = Gate(
         database,
         node_registry,
@@ -384,6 +387,7 @@ async def build(
         secrets=secrets,
         handles=handles,
         fleet=None if member is None else LazyFleet(lambda: fleet),
+        budgets=budgets,
     )
     transfers = Transfers(
         database,
@@ -510,6 +514,7 @@ async def build(
         secrets,
         models,
         frozen,
+        budgets,
     )
     freeze = Freeze(
         FreezeFile(home / FREEZE_FILE),  # not in the store: restoring an older copy must not lift a freeze
@@ -579,7 +584,8 @@ async def build(
         FanOutRoutes(FanOuts(database, node_registry, gate), ending),
         TransferRoutes(transfers, gate, ending, clock),
         JournalRoutes(database, journal, secrets, ending, lambda: gate.closing),
-        TokenRoutes(tokens),
+        TokenRoutes(tokens, budgets),
+        BudgetRoutes(budgets),
         PairingRoutes(
             node_registry,
             credentials,
@@ -653,6 +659,7 @@ async def build(
                 "channel.": messaging.reception.refresh,
                 "mcp.": mcp_servers.refresh,
                 "secret.": handles.refresh,
+                "budget.": budgets.refresh,
             },
             approvals=approvals,
             settings=lambda: settings_digest(live.now),

@@ -65,6 +65,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "plugin": ("admin.plugin:plugin", "Start a plug-in of your own; run it while you write it."),
     "secret": ("admin.secret:secret", "Manage secrets that calls use without seeing them."),
     "token": ("admin.token:token", "Create, list and revoke tokens."),
+    "budget": ("admin.budget:budget", "Show and set what tokens, agents and sessions may use."),
     "oauth": ("admin.oauth:oauth", "List and revoke programs that have access through OAuth."),
     "backup": ("admin.backup:backup", "Pack the home folder, including the store, into one file."),
     "restore": ("admin.backup:restore", "Restore a backup."),

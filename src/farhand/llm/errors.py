@@ -4,6 +4,7 @@ ModelError                   the model gave no reply; the text says why and what
 ├── NotConfigured            no model is named, or the named one is unknown
 ├── Refused                  the provider rejected the request (key, name, parameter): do not retry
 │   └── ContextOverflow      the conversation is longer than the model's context
+├── BudgetSpent              the caller's budget does not allow the request; it was not sent
 └── Unavailable              overloaded, unreachable or disconnected: a retry may help
 """
 
@@ -32,6 +33,10 @@ class Refused(ModelError):
 
 class ContextOverflow(Refused):
     """The conversation does not fit into the context; compaction helps."""
+
+
+class BudgetSpent(ModelError):
+    """A budget does not allow the request; the text names the limit and when it renews."""
 
 
 class Unavailable(ModelError):

@@ -16,7 +16,7 @@ from farhand.llm.model import Model
 from farhand.llm.openai import OpenAIModel
 from farhand.llm.recording import ReplayModel
 from farhand.llm.retry import RetryingModel, RetryPolicy
-from farhand.llm.settings import PROVIDERS, ModelSettings, ProviderSettings
+from farhand.llm.settings import PROVIDERS, ModelSettings, Prices, ProviderSettings, prices_of
 from farhand.protocol.errors import FarhandError
 
 DEFAULT_PROVIDER = OPENAI = "openai"
@@ -124,6 +124,14 @@ class Models:
         if wanted not in self._built:
             self._built[wanted] = self._build(wanted)
         return self._built[wanted]
+
+    def prices(self, name: str = "") -> Prices:
+        """Return the prices of a model, or of the default; of a fallback chain, the highest."""
+        self._refresh()
+        wanted = name.strip() or self._default
+        names = [wanted, *self._settings_of(wanted).fallback]
+        found = [prices_of(self._settings_of(one), self._place_of(one)[1]) for one in names]
+        return Prices(*(max(getattr(one, field) for one in found) for field in Prices.__struct_fields__))
 
     def server(self) -> tuple[str, str]:
         """Return address and key of the default model's provider, for its other services; both may be empty."""

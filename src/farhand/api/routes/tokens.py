@@ -8,10 +8,20 @@ import msgspec
 
 from farhand.api.server.http import Problem, Reply, Request, json_reply
 from farhand.api.server.router import route
+from farhand.gateway.access.budgets import Budgets, limit_of
 from farhand.gateway.access.credentials import CALLER_SCOPES, NARROW_CALLER_SCOPES, Profile, Scope
 from farhand.gateway.access.tokens import Tokens
 from farhand.protocol.key_auth import key_text, read_key
+from farhand.store.tables.budgets import Limit
 from farhand.store.tables.tokens import Token
+
+
+class TokenLimit(msgspec.Struct, forbid_unknown_fields=True):
+    # `money` (US dollars), `tokens`, `calls`, `bytes`, `machines` or `wall_seconds`.
+    unit: str
+    amount: float
+    # `day` or `total`.
+    period: str = "day"
 
 
 class TokenRequest(msgspec.Struct):
@@ -27,6 +37,8 @@ class TokenRequest(msgspec.Struct):
     public_key: str | None = None
     # Which tools MCP clients see with it: those of all machines as one family, or those of each machine.
     profile: Profile = "compact"
+    # What it may use; `GET /v1/budgets` shows what it has used.
+    budget: list[TokenLimit] = []
 
 
 class TokenShown(msgspec.Struct):
@@ -54,8 +66,9 @@ class TokenMade(TokenShown):
 
 
 class TokenRoutes:
-    def __init__(self, tokens: Tokens) -> None:
+    def __init__(self, tokens: Tokens, budgets: Budgets) -> None:
         self._tokens = tokens
+        self._budgets = budgets
 
     @route("GET /v1/tokens", Scope.ADMIN, "Every token, without its secret.")
     async def listed(self, _request: Request) -> TokensAnswer:
@@ -79,7 +92,10 @@ class TokenRoutes:
                 expires_seconds=wanted.expires_seconds,
                 made_by=request.credential.id,
                 profile=wanted.profile,
+                budget=lambda subject: limits_of(subject, wanted.budget),
             )
+            if wanted.budget:
+                await self._budgets.refresh()
         except ValueError as error:
             raise Problem(400, "invalid_request", str(error)) from None
         return json_reply(TokenMade(**msgspec.structs.asdict(_shown(token)), token=secret), 201, bare=True)
@@ -91,6 +107,14 @@ class TokenRoutes:
         if not removed:
             raise Problem(404, "not_found", f"there is no valid token {token_id!r}")
         return {"revoked": token_id, "also": [token.id for token in removed[1:]]}
+
+
+def limits_of(subject: str, wanted: list[TokenLimit]) -> list[Limit]:
+    """Return the limits of a subject. Raises ValueError."""
+    limits = [limit_of(subject, one.unit, one.amount, one.period) for one in wanted]
+    if len({limit.unit for limit in limits}) < len(limits):
+        raise ValueError("a budget has at most one limit for each unit")
+    return limits
 
 
 def _shown(token: Token) -> TokenShown:

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 import click
 
+from farhand.cli.admin.budget import BudgetLimit
 from farhand.cli.client import TOKEN_FILE, Client, ClientError, is_loopback, reason_of
 from farhand.cli.commands import Age, command_group
 from farhand.cli.json_output import wants_json
@@ -116,6 +117,14 @@ def show_owner(client: Client) -> None:
     help="What MCP clients see: node_bash and the like for all machines, or every machine's tools.",
 )
 @click.option("--public-key", metavar="KEY", help="With --node: log in with this key, see `farhand node key`.")
+@click.option(
+    "--budget",
+    "budget",
+    multiple=True,
+    type=BudgetLimit(),
+    metavar="LIMIT",
+    help="What it may use, such as calls=100/day, money=5/day, bytes=1000000/total. Repeatable.",
+)
 @click.option("--expires", "expires_seconds", type=Age(), metavar="AGE", help="Expire after 30s, 15m, 2h or 7d.")
 def create(client: Client, **options: Any) -> None:
     """Create a token for a node or a program. Its secret is shown only once. The gateway must be running.
@@ -125,10 +134,13 @@ def create(client: Client, **options: Any) -> None:
       farhand token create --node laptop
       farhand token create --label dashboard --scope read --json
       farhand token create --tool 'laptop__Read' --node-only laptop --expires 2h
+      farhand token create --label ci --budget calls=500/day --budget money=2/day
     """
     node_id = options["node_id"]
-    if node_id is not None and any(options[name] for name in ("tools", "nodes", "scopes")):
-        raise click.UsageError("--scope, --tool and --node-only are not for nodes: a --node token can only connect.")
+    if node_id is not None and any(options[name] for name in ("tools", "nodes", "scopes", "budget")):
+        raise click.UsageError(
+            "--scope, --tool, --node-only and --budget are not for nodes: a --node token can only connect."
+        )
     if options["public_key"] is not None and node_id is None:
         raise click.UsageError("--public-key requires --node.")
     if options["expires_seconds"] == 0:

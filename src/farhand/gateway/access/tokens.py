@@ -16,8 +16,9 @@ from farhand.gateway.journal import EventJournal
 from farhand.protocol.errors import FarhandError
 from farhand.protocol.key_auth import key_text
 from farhand.protocol.names import validate_node_id
-from farhand.store.ports import Store
+from farhand.store.ports import Store, Tx
 from farhand.store.sqlite.snapshots import note_revoked
+from farhand.store.tables.budgets import Limit, set_limits
 from farhand.store.tables.tokens import Token, add_token, all_tokens, revoke_tokens, token_hash
 
 # The scopes that a token restricted to tools or nodes may have: any other would bypass the restriction.
@@ -65,9 +66,11 @@ class Tokens:
         public_key: bytes | None = None,
         made_by: str = OWNER.id,
         profile: Profile = "compact",
+        budget: Callable[[str], Sequence[Limit]] | None = None,
     ) -> tuple[Token, str]:
         """Return a new token and its secret, which is not stored.
 
+        `budget` returns the limits of the new token, given the name under which they are stored.
         With `public_key` the secret is empty: the node proves that it holds the private key. A caller's token expires
         no later than its maker. Raises ValueError for invalid settings, and if its maker has ended.
         """
@@ -102,8 +105,16 @@ class Tokens:
             made_by=made_by,
             profile=profile,
         )
+        subject = f"token:{token.id}"
+        limits = [] if budget is None else budget(subject)
+
+        def add(tx: Tx) -> None:
+            if limits:  # before the token: gateways that share the store follow the events in this order
+                set_limits(tx, subject, limits, made_by, now)
+            add_token(tx, token)
+
         await self._journal.record(
-            lambda store: add_token(store, token),
+            add,
             "token.created",
             token.id,
             {"node_id": node_id, "label": label, **({} if public_key is None else {"key": key_text(public_key)})},

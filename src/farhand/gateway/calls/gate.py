@@ -14,6 +14,7 @@ from typing import Protocol
 
 import msgspec
 
+from farhand.gateway.access.budgets import Budgets, BudgetsSection, Left
 from farhand.gateway.access.credentials import OWNER, Credential, Credentials
 from farhand.gateway.access.daily_budget import DailyBudget, keyed_call_budget
 from farhand.gateway.access.principal import Principal
@@ -21,6 +22,7 @@ from farhand.gateway.access.secrets import Secrets
 from farhand.gateway.access.standing_approvals import StandingApprovals
 from farhand.gateway.calls.admission import Denied, allow, repeated_frame, request_frame, time_limit, unambiguous
 from farhand.gateway.calls.catalog import Catalog, SwitchedOff, Target, read_arguments
+from farhand.gateway.calls.charging import Charge, nodes_of, wants_of
 from farhand.gateway.calls.lifecycle import Lifecycle
 from farhand.gateway.calls.node_calls import NodeCalls
 from farhand.gateway.calls.open_call import OpenCall, Waiting, bare, ended, is_preview, new_call_id
@@ -40,6 +42,7 @@ from farhand.protocol.redaction import KnownSecrets
 from farhand.store.ports import Store, StoreError, Tx
 from farhand.store.tables import calls
 from farhand.store.tables import idempotency as keys
+from farhand.store.tables.budgets import BudgetExceeded, Limit, Unit
 from farhand.store.tables.calls import CallRecord, CallState
 from farhand.store.tables.fleet import LinkMoved, check_link
 from farhand.store.tables.waiting_calls import ApprovalState, all_waiting, begin_waiting, find_approval, trial_of
@@ -56,6 +59,8 @@ MAX_SESSION_KEY = 1024
 
 # How long a call waits for its node's new connection, each time that the node turns out to have moved.
 MOVED_SECONDS = (0.05, 0.2, 0.5, 1.0, 2.0)
+# How often a call tries to reserve what is left of the wall time, while others reserve some of it.
+TIME_ATTEMPTS = 5
 
 
 class OtherGateways(Protocol):
@@ -98,6 +103,7 @@ class Gate:
         secrets: KnownSecrets | None = None,
         handles: Secrets | None = None,
         fleet: OtherGateways | None = None,
+        budgets: Budgets | None = None,
     ) -> None:
         """`credentials` says which tokens are valid; without it, every caller is.
 
@@ -105,9 +111,10 @@ class Gate:
         which files a call changes without naming them. `standing` are the approvals that hold for always. `refusals`
         limits what is stored of refused calls, `keyed_calls` what tokens store of calls with idempotency keys.
         `secrets` are hidden where an answer of a node was cut in the middle of one. `fleet`: the other gateways that
-        share the store, if any.
+        share the store, if any. `budgets` limits what calls may use.
         """
         self._fleet = fleet
+        self.budgets = budgets or Budgets(database, credentials, BudgetsSection, node_registry.clock)
         self._database = database
         self._credentials = credentials
         self._node_registry = node_registry
@@ -129,7 +136,7 @@ class Gate:
             handles=self._handles,
         )
         self.waiting_calls = WaitingCalls(
-            self._lifecycle, self._policy_check, database, node_registry, catalog, frozen, approvals
+            self._lifecycle, self._policy_check, database, node_registry, catalog, frozen, approvals, self.budgets
         )
         self.node_calls = NodeCalls(
             self._lifecycle,
@@ -193,7 +200,22 @@ class Gate:
             () if self._policy() is None or before is not None else await self._changed_files(call, principal, own)
         )
         tried = await self._tried(call)
-        opened = self._admit(call, principal, background, idempotency_key, own, origins, before, changed, tried)
+        limits, left, attempts = await self.budgets.limits(principal, call.session_key), Left(), 0
+        while True:
+            if limits and left.refusal is None:
+                left = await self.budgets.left(limits, wants_of(len(bytes(call.args)), 1))
+            opened = self._admit(
+                call, principal, background, idempotency_key, own, origins, before, changed, tried, limits, left
+            )
+            try:
+                return await self._admitted(opened, call)
+            except BudgetExceeded as exceeded:  # another call was faster; nothing is stored of this one
+                attempts += 1
+                if exceeded.use.limit.unit is not Unit.WALL_SECONDS or attempts == TIME_ATTEMPTS:
+                    left = Left(self.budgets.explain(exceeded))
+
+    async def _admitted(self, opened: OpenCall, call: ToolCall) -> OpenCall:
+        """Record a call that was admitted or refused, and send it. Raises BudgetExceeded, LinkMoved."""
         try:
             first = await self._record(opened, call)
         except asyncio.CancelledError:
@@ -377,10 +399,12 @@ class Gate:
         before: int | None,
         changed: tuple[str, ...] | None = (),
         tried: CallRecord | None = None,
+        limits: tuple[Limit, ...] = (),
+        left: Left = Left(),  # noqa: B008
     ) -> OpenCall:
         """Resolve the tool, check the call and take it in; a call that is refused has ended.
 
-        `tried`: the call whose trial this one keeps.
+        `tried`: the call whose trial this one keeps. `limits` and `left`: the budgets that apply, and what is left.
         """
         now = self._node_registry.clock()
         target: Target | None = None
@@ -408,6 +432,10 @@ class Gate:
                 )
                 if tried is not None and (waiting is None or waiting.why != "approval"):
                     self._refuse_keeping(tried, principal, origins)
+            if left.refusal is not None:
+                raise Denied(f"{left.refusal}; the call did not run")
+            if waiting is None and left.wall_ms is not None:
+                timeout_ms = min(timeout_ms, left.wall_ms)
             if idempotency_key is not None:
                 self.keyed_calls.take(principal.actor, ROW_BYTES + len(bytes(call.args)), now)
             if waiting is None:
@@ -445,6 +473,8 @@ class Gate:
         if waiting is not None:
             self.waiting_calls.admit(opened, waiting)
             return opened
+        if limits:
+            opened.charge = Charge(limits, nodes_of(call, target, self._node_registry))
         opened.node, opened.request = target.node, request
         promised = background or idempotency_key is not None
         opened.read_only = target.spec is not None and target.spec.read_only and not promised
@@ -492,13 +522,16 @@ class Gate:
 
         begin = calls.begin if opened.waiting is None else partial(begin_waiting, row=row_of(record, opened.waiting))
         socket = opened.connection.socket if opened.connection is not None else None
+        take = None if opened.charge is None else opened.charge.taking(record, record.created_at)
         if key is None:
+            if opened.read_only and take is not None:
+                await self._database.write(take, durable=False)
             if opened.read_only or not stored:
                 return record.id
             if refused or opened.waiting is not None:
                 await self._database.write(partial(begin, record=record), durable=not refused)
             else:
-                await self._lifecycle.recorder.begin(record, socket)
+                await self._lifecycle.recorder.begin(record, socket, take)
             return record.id
         body = hashlib.sha256(b"%b\0%b" % (call.tool.encode(), canonical(call.args))).digest()
         # A call that is refused does not use the key up: it may be tried again.
@@ -506,6 +539,8 @@ class Gate:
 
         def begin_once(store: Tx) -> tuple[str, bytes]:
             first = claim(store, record.credential, key, body, record.id, record.created_at)
+            if first[0] == record.id and take is not None:
+                take(store)
             if first[0] == record.id and stored:
                 if socket is not None and record.node_id is not None:
                     check_link(store, record.node_id, socket)
@@ -550,6 +585,7 @@ class Gate:
         frame = repeated_frame(record, keeps)
         opened = OpenCall(record, node, frame, own=own, keeps=keeps, state=OpenState.RUNNING)
         opened.principal = self._recorded_principal(record)
+        opened.charge = Charge(())  # what it reserved, if anything, is in the store
         opened.started -= max(0, now - record.created_at) / 1000
         self._lifecycle.admit(opened, max(RETURN_SECONDS, (record.deadline_at - now) / 1000))
         if self._cancel_invalid(opened):

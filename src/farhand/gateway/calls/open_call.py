@@ -13,6 +13,7 @@ import msgspec
 
 from farhand.gateway.access.credentials import OWNER
 from farhand.gateway.access.principal import Principal
+from farhand.gateway.calls.charging import Charge
 from farhand.gateway.calls.state import OpenState
 from farhand.gateway.nodes.registry import Connection, Node
 from farhand.protocol.calls import NULL, ToolFailure, ToolResult
@@ -82,6 +83,8 @@ class OpenCall(msgspec.Struct, eq=False):
     principal: Principal | None = None
     # Where the call comes from, for the policy.
     origins: tuple[str, ...] = ()
+    # The budgets it counts against.
+    charge: Charge | None = None
     state: OpenState = OpenState.RECORDING
     # How the call is held back; kept after it has started.
     waiting: Waiting | None = None

@@ -13,11 +13,12 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from farhand.gateway.calls.charging import used_by
 from farhand.gateway.calls.open_call import OpenCall
 from farhand.gateway.nodes.registry import Connection
 from farhand.protocol.messages import ToolAck, ToolResponse, encode
 from farhand.store.ports import EngineError, Store, Tx
-from farhand.store.tables import calls
+from farhand.store.tables import budgets, calls
 from farhand.store.tables import idempotency as keys
 from farhand.store.tables.calls import CallRecord
 from farhand.store.tables.fleet import begin_fenced
@@ -36,8 +37,13 @@ MAX_LATE: Final = 65_536
 Recorded = Callable[[OpenCall, CallRecord, Connection | None, BaseException | None], None]
 
 
-# A call, the future of its record, and the connection it goes to.
-_Begin = tuple[CallRecord, asyncio.Future[None], str | None]
+class _Begin(msgspec.Struct, frozen=True, gc=False):
+    record: CallRecord
+    future: asyncio.Future[None]
+    # The connection it goes to.
+    socket: str | None
+    # Reserves what it uses of budgets.
+    take: Callable[[Tx], object] | None
 
 
 class CallEnd(msgspec.Struct, frozen=True, gc=False):
@@ -48,6 +54,8 @@ class CallEnd(msgspec.Struct, frozen=True, gc=False):
     stored_as: Literal["nothing", "running", "waiting"]
     # The call did not run, so its idempotency key may be used again.
     release_key: bool = False
+    # Something is reserved for it in budgets.
+    charged: bool = False
 
 
 class _Ending(msgspec.Struct, frozen=True, gc=False):
@@ -73,14 +81,16 @@ class Recorder:
         # By node and call.
         self._late: dict[tuple[str, str], None] = {}
 
-    def begin(self, record: CallRecord, socket: str | None = None) -> asyncio.Future[None]:
+    def begin(
+        self, record: CallRecord, socket: str | None = None, take: Callable[[Tx], object] | None = None
+    ) -> asyncio.Future[None]:
         """Store a call that is about to be sent; the future is done once that is on disk. It raises StoreError.
 
         `socket`: the connection it goes to, where several gateways share the store; LinkMoved if it is not the
-        node's present one.
+        node's present one. `take` reserves what the call uses of budgets; what it raises, the future raises.
         """
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._begins.append((record, future, socket))
+        self._begins.append(_Begin(record, future, socket, take))
         self._schedule()
         return future
 
@@ -92,7 +102,8 @@ class Recorder:
         # The node sends the result again until it is acknowledged, which happens after a durable commit; a call that
         # changes nothing can be repeated. Any other end has to be on disk before anyone hears of it.
         kept_by_node = connection is not None and connection.resume is not None
-        ending = _Ending(opened, CallEnd(record, stored_as, release_key), connection)
+        charged = opened.charge is not None
+        ending = _Ending(opened, CallEnd(record, stored_as, release_key, charged), connection)
         self._ends[not opened.read_only and not kept_by_node].append(ending)
         self._schedule()
 
@@ -153,11 +164,7 @@ class Recorder:
                 self._write_ends(endings, durable)
 
     def _write_begins(self, begins: list[_Begin]) -> None:
-        records = [record for record, _, _ in begins]
-        operation = partial(calls.begin_all, records=records)
-        if any(socket is not None for _, _, socket in begins):
-            operation = partial(begin_fenced, records=records, sockets=[socket for _, _, socket in begins])
-        self._store.write(operation).add_done_callback(partial(self._begun, begins))
+        self._store.write(partial(store_begins, begins=begins)).add_done_callback(partial(self._begun, begins))
 
     def _begun(self, begins: list[_Begin], written: asyncio.Future[None]) -> None:
         error = written.exception()
@@ -165,9 +172,9 @@ class Recorder:
             for one in begins:
                 self._write_begins([one])
             return
-        for _, future, _ in begins:
-            if not future.done():
-                future.set_result(None) if error is None else future.set_exception(error)
+        for begin in begins:
+            if not begin.future.done():
+                begin.future.set_result(None) if error is None else begin.future.set_exception(error)
 
     def _write_ends(self, endings: list[_Ending], durable: bool) -> None:
         ends = [ending.end for ending in endings]
@@ -203,6 +210,18 @@ class Recorder:
         self._store.write(_nothing).add_done_callback(synced)
 
 
+def store_begins(tx: Tx, begins: list[_Begin]) -> None:
+    """Store new calls, with what they reserve of budgets."""
+    for begin in begins:
+        if begin.take is not None:
+            begin.take(tx)
+    records = [begin.record for begin in begins]
+    if any(begin.socket is not None for begin in begins):
+        begin_fenced(tx, records, [begin.socket for begin in begins])
+    else:
+        calls.begin_all(tx, records)
+
+
 def store_ends(tx: Tx, ends: list[CallEnd]) -> None:
     """Store how some calls ended; the first stored end of a call counts."""
     new: list[CallRecord] = []
@@ -214,6 +233,8 @@ def store_ends(tx: Tx, ends: list[CallEnd]) -> None:
             finish_waiting(tx, record)
         else:
             calls.finish(tx, record)
+        if end.charged:  # a second end finds nothing reserved
+            budgets.settle(tx, record.id, used_by(record), record.ended_at or record.created_at)
         if end.release_key and record.idempotency_key is not None:
             keys.release(tx, record.credential, record.idempotency_key, record.id)
     if new:

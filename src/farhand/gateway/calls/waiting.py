@@ -17,9 +17,11 @@ from typing import Any, Protocol
 
 import msgspec
 
+from farhand.gateway.access.budgets import Budgets
 from farhand.gateway.access.principal import decode_principal
 from farhand.gateway.calls.admission import Denied, allow, request_frame
 from farhand.gateway.calls.catalog import Catalog, SwitchedOff, Target
+from farhand.gateway.calls.charging import Charge, nodes_of, wants_of
 from farhand.gateway.calls.lifecycle import Lifecycle
 from farhand.gateway.calls.open_call import OpenCall, Waiting, bare, ended
 from farhand.gateway.calls.policy import Forbidden, Verdict
@@ -30,6 +32,7 @@ from farhand.protocol.calls import ToolCall, ToolFailure, ToolResult
 from farhand.protocol.errors import Failed, ToolError
 from farhand.protocol.freeze import FreezeOrder
 from farhand.store.ports import Store, StoreError
+from farhand.store.tables.budgets import BudgetExceeded
 from farhand.store.tables.calls import CallRecord, CallState
 from farhand.store.tables.waiting_calls import (
     Approval,
@@ -83,6 +86,7 @@ class WaitingCalls:
         catalog: Catalog,
         frozen: Callable[[], FreezeOrder | None],
         approvals: Approver | None,
+        budgets: Budgets,
     ) -> None:
         """`frozen` returns the order under which no call starts; `resume` follows once it is lifted."""
         self._lifecycle = lifecycle
@@ -93,6 +97,7 @@ class WaitingCalls:
         self._frozen = frozen
         self.calls = lifecycle.waiting
         self._approvals = approvals
+        self._budgets = budgets
         self._tasks: set[asyncio.Task[None]] = set()
 
     # -- holding ----------------------------------------------------------------------------------------
@@ -340,6 +345,16 @@ class WaitingCalls:
         self._set_deadline(opened)
 
     async def _send(self, opened: OpenCall, waiting: Waiting, target: Target) -> None:
+        timeout_ms, limits = (
+            waiting.timeout_ms,
+            await self._budgets.limits(waiting.principal, opened.record.session_key),
+        )
+        if limits:
+            left = await self._budgets.left(limits, wants_of(len(bytes(opened.record.args)), 1))
+            if left.refusal is not None:
+                raise Denied(left.refusal)
+            timeout_ms = timeout_ms if left.wall_ms is None else min(timeout_ms, left.wall_ms)
+        charge = Charge(limits, nodes_of(_call(opened.record), target, self._node_registry)) if limits else None
         now = self._node_registry.clock()
         node = target.node
         record = msgspec.structs.replace(
@@ -349,11 +364,18 @@ class WaitingCalls:
             node_id=node.card.node_id if node else None,
             capability=target.capability,
             node_boot=node.connection.boot if node and node.connection else None,
-            deadline_at=now + waiting.timeout_ms,
+            deadline_at=now + timeout_ms,
         )
         # From here on it counts as started: it is never sent a second time, whatever happens.
         socket = node.connection.socket if node and node.connection else None
-        started = await self._database.write(partial(start_waiting, record=record, now=now, socket=socket))
+        take = None if charge is None else charge.taking(record, now)
+        try:
+            started = await self._database.write(
+                partial(start_waiting, record=record, now=now, socket=socket, take=take)
+            )
+        except BudgetExceeded as exceeded:
+            raise Denied(self._budgets.explain(exceeded)) from None
+        opened.charge = charge
         if not started or opened.over or self._lifecycle.closing:
             return
         if opened.deadline is not None:
@@ -364,8 +386,8 @@ class WaitingCalls:
         if opened.keeps and opened.own is not None:
             opened.own = self._catalog.own(OWN)
         if node is not None:
-            opened.request = request_frame(_call(record), target, node, waiting.timeout_ms, opened.keeps)
-        self._lifecycle.admit(opened, waiting.timeout_ms / 1000)
+            opened.request = request_frame(_call(record), target, node, timeout_ms, opened.keeps)
+        self._lifecycle.admit(opened, timeout_ms / 1000)
         self._lifecycle.apply(opened, CallEvent.STARTED)
 
     def _refuse(self, opened: OpenCall, error: ToolError) -> None:

@@ -11,7 +11,7 @@ import msgspec
 from farhand.agent.compaction import Compactor
 from farhand.agent.loop import Limits
 from farhand.agent.prompt import Prompted
-from farhand.llm.errors import ContextOverflow, ModelError, NotConfigured, Refused, Unavailable
+from farhand.llm.errors import BudgetSpent, ContextOverflow, ModelError, NotConfigured, Refused, Unavailable
 from farhand.llm.messages import Finished, Message, StreamEvent
 from farhand.llm.model import Model, ModelRequest, Thinking
 from farhand.protocol.calls import ToolSpec
@@ -20,7 +20,7 @@ from farhand.store.tables import recordings as replays
 from farhand.store.tables.recordings import Asked, digest
 
 ERRORS: dict[str, type[ModelError]] = {
-    error.__name__: error for error in (ModelError, NotConfigured, Refused, ContextOverflow, Unavailable)
+    error.__name__: error for error in (ModelError, NotConfigured, Refused, ContextOverflow, BudgetSpent, Unavailable)
 }
 
 log = logging.getLogger(__name__)

@@ -32,6 +32,7 @@ from farhand.gateway.nodes.registry import NodeRegistry
 from farhand.gateway.nodes.returning import ReturningNodes
 from farhand.gateway.sessions import client_tools as client_calls
 from farhand.gateway.sessions.agents import Agents
+from farhand.gateway.sessions.budgeted_model import BudgetedModel
 from farhand.gateway.sessions.event_redaction import VeiledEvents
 from farhand.gateway.sessions.keys import main_key
 from farhand.gateway.sessions.recorder import AskedModel, Asking, RunSettings
@@ -158,6 +159,11 @@ class Turns:
         except NotConfigured as error:
             raise InvalidArgs(error.message) from None
 
+    def budgeted(self, model: Model, name: str, principal: Principal, session_key: str) -> Model:
+        """Return a model whose requests count against the budgets of a principal and a session."""
+        budgets = self.services.gate.budgets
+        return BudgetedModel(model, budgets, lambda: budgets.limits(principal, session_key), self.models.prices(name))
+
     # -- tools ------------------------------------------------------------------------------------------
 
     def specs(self, principal: Principal, pinned: Pinned | None = None) -> list[ToolSpec]:
@@ -223,6 +229,9 @@ class Turns:
             model = self.models.chosen(self.model_name(record))
         except NotConfigured as error:
             raise InvalidArgs(error.message) from None
+        if not isinstance(model, ReplayModel):
+            agent = Principal.agent(record.agent_id, OWNER)
+            model = self.budgeted(model, self.model_name(record), agent, record.key)
         compactor = msgspec.structs.replace(self.compactor, keep=0.0)
         messages = [Message("system", ""), *mend([_message(entry) for entry in entries])]
         compaction = await compactor.compact(model, messages)
@@ -403,6 +412,14 @@ class _Turn:
         model = self._house.models.chosen(self._run.options.model or self._house.model_name(self._record))
         return RecordingModel(model, self._recorded) if self._run.options.record else model
 
+    def _budgeted(self, model: Model) -> Model:
+        """Return the model with requests that count against the budgets of this run."""
+        if isinstance(model, ReplayModel):
+            return model
+        return self._house.budgeted(
+            model, self._run.options.model or self._house.model_name(self._record), self._principal, self._record.key
+        )
+
     async def _prompt(self) -> Prompted:
         prompt = await self._house.prompt(self._record, self._specs(), guest=self._run.options.guest)
         return prompt.adding(self._run.options.instructions)
@@ -429,7 +446,7 @@ class _Turn:
         asking = Asking(house.services.database, run.id, self._specs)
         asking.begin(settings, self._sessions.now(), max(self._positions, default=0))
         steps = loop.run(
-            AskedModel(model, asking),
+            AskedModel(self._budgeted(model), asking),
             messages,
             tools,
             inbox=self._inbox,

@@ -19,7 +19,7 @@ from farhand.gateway.upkeep.periodic import PeriodicTask
 from farhand.store.history import pruning
 from farhand.store.journal.events import last_event
 from farhand.store.ports import Store, Tx
-from farhand.store.tables import cron, hooks, outbox, responses
+from farhand.store.tables import budgets, cron, hooks, outbox, responses
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +40,7 @@ FORGETTING: Final[tuple[Forget, ...]] = (
     hooks.forget_posts,
     cron.forget_orphans,
     responses.forget,
+    budgets.forget,
 )
 
 

@@ -559,6 +559,43 @@ CREATE TABLE one_time_codes (
 ) STRICT;
 """
 
+BUDGETS = """
+CREATE TABLE budget_limits (
+    subject    TEXT NOT NULL,
+    unit       TEXT NOT NULL,
+    period     TEXT NOT NULL,
+    amount     INTEGER NOT NULL,
+    made_by    TEXT NOT NULL,
+    created_at INTEGER NOT NULL,
+    PRIMARY KEY (subject, unit)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE budget_use (
+    subject    TEXT NOT NULL,
+    unit       TEXT NOT NULL,
+    period     TEXT NOT NULL,
+    used       INTEGER NOT NULL,
+    updated_at INTEGER NOT NULL,
+    PRIMARY KEY (subject, unit, period)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE budget_holds (
+    id         TEXT NOT NULL,
+    subject    TEXT NOT NULL,
+    unit       TEXT NOT NULL,
+    period     TEXT NOT NULL,
+    amount     INTEGER NOT NULL,
+    created_at INTEGER NOT NULL,
+    PRIMARY KEY (id, subject, unit)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX budget_holds_of ON budget_holds (subject, unit, period);
+CREATE TABLE budget_machines (
+    subject TEXT NOT NULL,
+    period  TEXT NOT NULL,
+    node_id TEXT NOT NULL,
+    used_at INTEGER NOT NULL,
+    PRIMARY KEY (subject, period, node_id)
+) STRICT, WITHOUT ROWID;
+"""
+
 MIGRATIONS: Final[tuple[str, ...]] = (
     FIRST,
     TRANSFERS,
@@ -590,4 +627,5 @@ MIGRATIONS: Final[tuple[str, ...]] = (
     SECRETS,
     OAUTH,
     ONE_TIME_CODES,
+    BUDGETS,
 )

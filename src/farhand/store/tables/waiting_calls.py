@@ -5,6 +5,7 @@ A waiting call has the state `waiting` until `start_waiting` or its end.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Any, Final, Literal
 
@@ -106,15 +107,20 @@ def begin_waiting(tx: Tx, record: CallRecord, row: WaitingRow) -> None:
     _insert(tx, row)
 
 
-def start_waiting(tx: Tx, record: CallRecord, now: int, socket: str | None = None) -> bool:
+def start_waiting(
+    tx: Tx, record: CallRecord, now: int, socket: str | None = None, take: Callable[[Tx], object] | None = None
+) -> bool:
     """Mark a waiting call as running, so that it may be sent; return False if it no longer waits.
 
-    `socket`: the connection it goes to, where several gateways share the store. Raises LinkMoved.
+    `socket`: the connection it goes to, where several gateways share the store. `take` reserves what it uses of
+    budgets. Raises LinkMoved, BudgetExceeded.
     """
     if socket is not None and record.node_id is not None:
         check_link(tx, record.node_id, socket)
     if not calls.start(tx, record, now):
         return False
+    if take is not None:
+        take(tx)
     tx.execute(REMOVE, (record.id,))
     return True
 
