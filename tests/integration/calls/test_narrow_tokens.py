@@ -56,6 +56,8 @@ def test_a_token_for_one_node_reaches_that_node_alone(hands: NodeProcess, tmp_pa
 GATED = ("/v1/tools/invoke", "/v1/tools/fanout", "/agent/process", "/mcp", "/v1/calls/{call_id}/undo")
 # Lists only what the token may call.
 GATED += ("/v1/tools", "/v1/terminals")
+# Shows the token its own budget; setting one needs `admin`.
+GATED += ("/v1/budgets",)
 OF_A_CALL = ("/v1/calls/{call_id}/", "/v1/trials/", "/v1/terminals/")
 
 
