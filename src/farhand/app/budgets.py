@@ -8,7 +8,7 @@ from farhand.config import LiveConfig
 from farhand.gateway.access.budgets import Budgets
 from farhand.gateway.access.credentials import Credentials
 from farhand.store.group_commit import GroupCommit
-from farhand.store.tables.budgets import all_limits
+from farhand.store.tables.accounts.budgets import all_limits
 
 
 def open_budgets(

@@ -9,7 +9,7 @@ from farhand.api.server.http import Problem, Request
 from farhand.api.server.router import Query, route
 from farhand.gateway.access.budgets import Budgets, check_subject, shown_amount
 from farhand.gateway.access.credentials import Scope
-from farhand.store.tables.budgets import Limit, Use
+from farhand.store.tables.accounts.budgets import Limit, Use
 
 
 class BudgetShown(msgspec.Struct):

@@ -27,8 +27,8 @@ from farhand.llm.messages import Image, Message, Text
 from farhand.llm.model import Thinking
 from farhand.llm.probe import ProbeResult, probe
 from farhand.protocol.errors import ErrorKind, FarhandError, NotAllowed, ToolError
+from farhand.store.tables.accounts.usage import Usage, usage_since
 from farhand.store.tables.sessions import LISTED, MOST_HISTORY_BYTES, ONCE, Entry, SessionRecord
-from farhand.store.tables.usage import Usage, usage_since
 
 MAX_WAIT_SECONDS = 600.0
 _IMAGE = re.compile(r"data:image/[a-z0-9.+-]{1,40};base64,[A-Za-z0-9+/]+={0,2}\Z")

@@ -18,8 +18,8 @@ import msgspec
 from farhand.gateway.access.credentials import OWNER, Credentials, Scope
 from farhand.gateway.access.principal import Principal
 from farhand.store.ports import Store, Tx
-from farhand.store.tables import budgets as table
-from farhand.store.tables.budgets import LARGEST, SCALE, BudgetExceeded, Limit, Period, Unit, Use, Want
+from farhand.store.tables.accounts import budgets as table
+from farhand.store.tables.accounts.budgets import LARGEST, SCALE, BudgetExceeded, Limit, Period, Unit, Use, Want
 
 ALL: Final = "all"
 SCOPES: Final = ("token", "agent", "session")

@@ -15,7 +15,7 @@ from farhand.gateway.nodes.registry import NodeRegistry
 from farhand.protocol.calls import ToolCall
 from farhand.protocol.errors import InvalidArgs
 from farhand.store.ports import Tx
-from farhand.store.tables.budgets import Limit, Unit, Want, take
+from farhand.store.tables.accounts.budgets import Limit, Unit, Want, take
 from farhand.store.tables.calls import CallRecord
 
 # What a call reserves for its result, whose size is not known before.

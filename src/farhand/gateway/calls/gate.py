@@ -42,7 +42,7 @@ from farhand.protocol.redaction import KnownSecrets
 from farhand.store.ports import Store, StoreError, Tx
 from farhand.store.tables import calls
 from farhand.store.tables import idempotency as keys
-from farhand.store.tables.budgets import BudgetExceeded, Limit, Unit
+from farhand.store.tables.accounts.budgets import BudgetExceeded, Limit, Unit
 from farhand.store.tables.calls import CallRecord, CallState
 from farhand.store.tables.fleet import LinkMoved, check_link
 from farhand.store.tables.waiting_calls import ApprovalState, all_waiting, begin_waiting, find_approval, trial_of

@@ -18,8 +18,9 @@ from farhand.gateway.calls.open_call import OpenCall
 from farhand.gateway.nodes.registry import Connection
 from farhand.protocol.messages import ToolAck, ToolResponse, encode
 from farhand.store.ports import EngineError, Store, Tx
-from farhand.store.tables import budgets, calls
+from farhand.store.tables import calls
 from farhand.store.tables import idempotency as keys
+from farhand.store.tables.accounts import budgets
 from farhand.store.tables.calls import CallRecord
 from farhand.store.tables.fleet import begin_fenced
 from farhand.store.tables.waiting_calls import finish_waiting

@@ -32,7 +32,7 @@ from farhand.protocol.calls import ToolCall, ToolFailure, ToolResult
 from farhand.protocol.errors import Failed, ToolError
 from farhand.protocol.freeze import FreezeOrder
 from farhand.store.ports import Store, StoreError
-from farhand.store.tables.budgets import BudgetExceeded
+from farhand.store.tables.accounts.budgets import BudgetExceeded
 from farhand.store.tables.calls import CallRecord, CallState
 from farhand.store.tables.waiting_calls import (
     Approval,

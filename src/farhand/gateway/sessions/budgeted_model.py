@@ -16,7 +16,7 @@ from farhand.llm.errors import BudgetSpent, ModelError
 from farhand.llm.messages import Finished, StreamEvent, TextDelta, ThinkingDelta, Usage
 from farhand.llm.model import Model, ModelRequest
 from farhand.llm.settings import Prices
-from farhand.store.tables.budgets import SCALE, BudgetExceeded, Limit, Unit, Want
+from farhand.store.tables.accounts.budgets import SCALE, BudgetExceeded, Limit, Unit, Want
 
 # What is reserved for a reply without a limit of its own.
 REPLY_TOKENS: Final = 4096

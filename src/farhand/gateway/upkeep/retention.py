@@ -19,7 +19,8 @@ from farhand.gateway.upkeep.periodic import PeriodicTask
 from farhand.store.history import pruning
 from farhand.store.journal.events import last_event
 from farhand.store.ports import Store, Tx
-from farhand.store.tables import budgets, cron, hooks, outbox, responses
+from farhand.store.tables import cron, hooks, outbox, responses
+from farhand.store.tables.accounts import budgets
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,1 @@
+"""What is used: tokens and cost of runs, and budgets."""
