@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from farhand.cli.admin.mcp_install import CLIENTS
 from tests.support.browser import HOSTILE, Open
 from tests.support.harness import ROOT, GatewayProcess, NodeProcess
 from tests.support.model_server import ModelServer, Request, calls, text
@@ -55,6 +58,9 @@ def answer(request: Request) -> Any:
     last = request.messages[-1]
     if last["role"] == "tool":
         return text("It printed **three** lines.\n\n- one\n- two\n\n<img src=x onerror=window.hit=1>")
+    if isinstance(last["content"], list):
+        pictures = [part["image_url"]["url"] for part in last["content"] if part["type"] == "image_url"]
+        return text(f"I see {len(pictures)} image of {pictures[0][5:14]}")
     if "count" in str(last["content"]):
         return calls(("exec", {"command": "echo 1; until [ -e go ]; do sleep 0.05; done; echo 3"}))
     if "delete" in str(last["content"]):
@@ -162,6 +168,46 @@ def test_a_conversation_streams_to_two_browsers(lived_in: GatewayProcess, visit:
     one.seen(page.locator(".markdown strong"), "three")
     other.complaints = [text for text in other.complaints if "404" not in text]  # the session did not exist yet
     one.complaints = [text for text in one.complaints if "404" not in text]
+
+
+# A red square of 2,000 pixels, as a script in the page makes it.
+PAINT = """async (how) => {
+    const canvas = Object.assign(document.createElement("canvas"), {width: 2000, height: 2000});
+    const brush = canvas.getContext("2d");
+    brush.fillStyle = "red";
+    brush.fillRect(0, 0, 2000, 2000);
+    const blob = await new Promise((done) => canvas.toBlob(done, "image/png"));
+    const data = new DataTransfer();
+    data.items.add(new File([blob], "red.png", {type: "image/png"}));
+    const box = document.querySelector("form.compose textarea");
+    box.dispatchEvent(how === "paste"
+        ? new ClipboardEvent("paste", {clipboardData: data, bubbles: true, cancelable: true})
+        : new DragEvent("drop", {dataTransfer: data, bubbles: true, cancelable: true}));
+}"""
+
+
+def test_images_are_pasted_shown_and_sent_to_the_model(lived_in: GatewayProcess, visit: Open, tmp_path: Path) -> None:
+    one = visit()
+    page = one.sign_in(lived_in, "chat/pictures")
+    one.seen(page.get_by_label("Message", exact=True))
+    page.evaluate(PAINT, "paste")
+    page.evaluate(PAINT, "drop")
+    kept = page.get_by_label("Images of this message").get_by_role("img")
+    one.seen(kept.nth(1))
+    one.button("Remove the image").first.click()
+    one.gone(kept.nth(1))
+    (tmp_path / "evil.png").write_text(HOSTILE)
+    page.get_by_label("Image", exact=True).first.set_input_files(tmp_path / "evil.png")
+    one.seen(page.get_by_role("alert"), "evil.png is not a PNG")
+    page.get_by_label("Message", exact=True).fill("describe this image")
+    one.button("Send").click()
+    one.seen(page.locator(".markdown").last, "I see 1 image of image/png")
+    one.seen(page.locator(".messages .entry.user img"))
+    page.reload()
+    one.seen(page.locator(".messages .entry.user img"))
+    width = page.locator(".messages .entry.user img").evaluate("(image) => image.naturalWidth")
+    assert width == 1568 and page.locator(".compose img").count() == 0
+    one.complaints = [text for text in one.complaints if "404" not in text]  # the session did not exist yet
 
 
 def test_an_approval_is_answered_in_the_conversation(lived_in: GatewayProcess, visit: Open) -> None:
@@ -301,6 +347,21 @@ def test_a_machine_is_renamed_and_tagged(lived_in: GatewayProcess, visit: Open) 
     one.seen(page.locator("article").filter(has_text="hands"), f"Desk {HOSTILE}")
     assert page.evaluate("window.hit") is None
     lived_in.request("PATCH", "/v1/nodes/hands", {"label": "", "tags": None})
+
+
+@pytest.mark.parametrize("program", list(CLIENTS))
+def test_a_client_is_configured_as_mcp_install_does(lived_in: GatewayProcess, visit: Open, program: str) -> None:
+    one = visit()
+    page = one.sign_in(lived_in, "access/connect")
+    client = CLIENTS[program]
+    one.button(client.title).click()
+    one.button(f"Make a token for {client.title}").click()
+    one.seen(page.get_by_role("status").filter(has_text="Copy this token now"))
+    snippet = page.get_by_label("Configuration").inner_text()
+    entry = (tomllib.loads(snippet) if client.toml else json.loads(snippet))[client.key]["farhand"]
+    header = (entry.get("headers") or entry.get("http_headers"))["Authorization"]
+    assert entry == client.entry(f"{lived_in.url}/mcp", header.removeprefix("Bearer "))
+    assert lived_in.request("GET", "/v1/tools", token=header.removeprefix("Bearer ")).status == 200
 
 
 def test_a_machine_is_added_with_a_line(lived_in: GatewayProcess, visit: Open, tmp_path: Path) -> None:
