@@ -43,6 +43,11 @@ def keeping(trial_id: str) -> msgspec.Raw:
     return msgspec.Raw(msgspec.json.encode({"trialId": trial_id, "action": "keep"}))
 
 
+def discards(arguments: Any) -> bool:
+    """Whether a call of the tool discards a trial."""
+    return isinstance(arguments, dict) and str(arguments.get("action")).strip().lower() == "discard"
+
+
 class TrialTool:
     """The tool over one machine's trials. It blocks; run it in a thread."""
 
@@ -64,6 +69,8 @@ class TrialTool:
         from farhand.tools.preview import FileEffect, Preview  # noqa: PLC0415 - memory of an idle node
 
         trial = self._trials.find(trialId)
+        if trial.state == "running":  # what it will have changed is not known yet
+            return Preview(note=f"the command of the trial is running: {trial.command}")
         changes = trial.described()["changes"]
         files = tuple(
             FileEffect(change["path"], diff=change.get("diff", ""), note="" if "diff" in change else change["kind"])

@@ -326,3 +326,30 @@ node = "careful"
         assert refused.status == 403 and not (node.workspace / "new.txt").exists()
         kept = gateway.request("POST", f"/v1/trials/{done['trialId']}/keep", {})
         assert kept.status == 200 and (node.workspace / "new.txt").read_text() == "x\n"
+
+
+def test_rules_about_paths_hold_for_what_a_trial_changes(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    rule = '[[policy.rules]]\nname = "no secrets"\ndecision = "deny"\nargs = { path = "secrets/**" }\n'
+    (home / "farhand.toml").write_text(rule)
+    with GatewayProcess(home) as gateway, NodeProcess(gateway, tmp_path / "node", "box") as node:
+        node.fails("Write", {"path": "secrets/key", "content": "x"}, "not_allowed")
+        # On a node and on the gateway's own machine.
+        for tool in ("box__Bash", "exec"):
+            invoke = {"command": "mkdir -p secrets; echo x > secrets/key; echo y > open.txt", "trial": True}
+            done = gateway.invoke(tool, invoke)["result"]
+            folder = node.workspace if tool == "box__Bash" else home / "agents/main"
+            for action in ("keep", "show"):
+                refused = gateway.invoke("box__Trial", {"trialId": done["trialId"], "action": action})
+                assert not refused["ok"], refused
+            kept = gateway.request("POST", f"/v1/trials/{done['trialId']}/keep", {})
+            assert kept.status == 403 and "no secrets" in kept.body.decode(), kept
+            assert not (folder / "secrets").exists() and not (folder / "open.txt").exists()
+            dropped = gateway.request("POST", f"/v1/trials/{done['trialId']}/discard", {})
+            assert dropped.status == 200, dropped
+            for command in ("echo y > open.txt", "true"):
+                done = gateway.invoke(tool, {"command": command, "trial": True})["result"]
+                kept = gateway.request("POST", f"/v1/trials/{done['trialId']}/keep", {})
+                assert kept.status == 200, kept
+            assert (folder / "open.txt").read_text() == "y\n"

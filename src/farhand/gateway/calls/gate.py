@@ -28,7 +28,7 @@ from farhand.gateway.calls.node_calls import NodeCalls
 from farhand.gateway.calls.open_call import OpenCall, Waiting, bare, ended, is_preview, new_call_id
 from farhand.gateway.calls.pinning import TRANSFER
 from farhand.gateway.calls.policy import Policy
-from farhand.gateway.calls.policy_check import ChangedFiles, PolicyCheck
+from farhand.gateway.calls.policy_check import ChangedFiles, PolicyCheck, names_no_files
 from farhand.gateway.calls.policy_subject import GATEWAY, HTTP
 from farhand.gateway.calls.refusals import ROW_BYTES, RefusalBudget, shortened
 from farhand.gateway.calls.state import CallEvent, OpenState
@@ -46,7 +46,6 @@ from farhand.store.tables.accounts.budgets import BudgetExceeded, Limit, Unit
 from farhand.store.tables.calls import CallRecord, CallState
 from farhand.store.tables.fleet import LinkMoved, check_link
 from farhand.store.tables.waiting_calls import ApprovalState, all_waiting, begin_waiting, find_approval, trial_of
-from farhand.tools import undo
 from farhand.tools.node_family import resolved
 from farhand.tools.tool import Tool
 from farhand.tools.trial import OWN, named_trial
@@ -505,7 +504,7 @@ class Gate:
 
     async def _changed_files(self, call: ToolCall, principal: Principal, own: Tool | None) -> tuple[str, ...] | None:
         """Return the files that a call changes without naming them; none for a call that will be refused."""
-        if self.closing or self.frozen is not None or not call.tool.casefold().endswith(undo.NAME.casefold()):
+        if self.closing or self.frozen is not None or not names_no_files(call.tool):
             return ()
         try:
             target = self._catalog.find(call.tool, own)

@@ -17,17 +17,18 @@ from farhand.gateway.calls.open_call import OpenCall, Waiting
 from farhand.gateway.calls.policy import Forbidden, Policy, Verdict
 from farhand.gateway.calls.policy_subject import GATEWAY, HTTP, Subject, subject_of
 from farhand.gateway.nodes.registry import NodeRegistry
-from farhand.protocol.calls import ToolCall
+from farhand.protocol.calls import ToolCall, ToolSpec
 from farhand.protocol.errors import Failed, InvalidArgs
 from farhand.store.journal.events import append_event
 from farhand.store.ports import Store, log_failure
-from farhand.tools import undo
+from farhand.tools import trial, undo
 
 log = logging.getLogger(__name__)
 
 # Finds out which files a call changes; None if that is not known.
 ChangedFiles = Callable[[Target, ToolCall, Principal], Awaitable[tuple[str, ...] | None]]
 
+_UNNAMED = (undo.NAME.casefold(), trial.NAME.casefold())
 DID_NOT_RUN = "the call did not run"
 MAX_WAITING = 1000
 # Limits for the calls of one credential that wait at once: their arguments are kept until they end.
@@ -67,10 +68,12 @@ class PolicyCheck:
             raise Denied(f"{reason}; {DID_NOT_RUN}")
 
     async def changed_files(self, call: ToolCall, target: Target, principal: Principal) -> tuple[str, ...] | None:
-        """Return the files that an undo changes, for rules about paths; None if they cannot be known now."""
+        """Return the files that an undo or a trial changes, for rules about paths; None if they cannot be known now.
+
+        A trial that is only shown counts too: it shows their content. One that is discarded does not.
+        """
         find = self._changed_files
-        undoes = target.spec is undo.SPEC or (target.own is not None and target.tool == undo.NAME.casefold())
-        if not undoes or self._policy() is None or find is None:
+        if self._policy() is None or find is None or not _changes_unnamed(call, target):
             return ()
         return await find(target, call, principal)
 
@@ -277,6 +280,20 @@ def _check_room(call: ToolCall, principal: Principal, waiting: Iterable[OpenCall
             f"busy: {len(own)} calls of {asker!r} wait already, {size} bytes with this one; at most "
             f"{MAX_WAITING_PER_CREDENTIAL} calls and {MAX_WAITING_BYTES} bytes may wait. The call did not run"
         )
+
+
+def names_no_files(tool: str) -> bool:
+    """Whether a tool of this name may be one that changes files which its arguments do not name."""
+    return tool.casefold().endswith(_UNNAMED)
+
+
+def _changes_unnamed(call: ToolCall, target: Target) -> bool:
+    def is_tool(spec: ToolSpec, name: str) -> bool:
+        return target.spec is spec or (target.own is not None and target.tool == name.casefold())
+
+    if is_tool(undo.SPEC, undo.NAME):
+        return True
+    return is_tool(trial.SPEC, trial.NAME) and not trial.discards(read_arguments(call.args))
 
 
 def _is_trial(call: ToolCall) -> bool:

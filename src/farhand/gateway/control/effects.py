@@ -55,7 +55,8 @@ class Effects:
             deadline_at=0,
         )
         preview = await self.of(target, record, principal)
-        return tuple(one.path for one in preview.files) or None
+        known = bool(preview.files or preview.summary)  # a trial may have changed nothing
+        return tuple(one.path for one in preview.files) if known else None
 
     @staticmethod
     async def _of_own(tool: Tool, record: CallRecord, principal: Principal | None) -> Preview:
