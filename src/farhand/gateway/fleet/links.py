@@ -45,7 +45,7 @@ from farhand.protocol.messages import (
     decode,
     encode,
 )
-from farhand.protocol.version import CLOSE_RESTART
+from farhand.protocol.version import CLOSE_RESTART, MAX_FRAME_BYTES
 from farhand.store.ports import Bus, NoResponder, ReplyUnknown, Store, StoreError, Subscription, Tx
 from farhand.store.tables.fleet import NodeLink, link, links, owner_of, unlink
 from farhand.store.tables.nodes import NodeCard, find_node
@@ -61,6 +61,8 @@ PART_BYTES: Final = 512 * 1024
 FRESH_SECONDS: Final = 10.0
 MOST_ROUTES: Final = 65_536
 MOST_EARLY: Final = 1024
+# Of frames whose other parts have not arrived yet.
+MOST_PART_BYTES: Final = 4 * MAX_FRAME_BYTES
 
 Kind = Literal["text", "frame", "close"]
 Join = Callable[[NodeCard, NodeHello, Link, str | None, str], Connection]
@@ -77,6 +79,8 @@ class Packet(msgspec.Struct, array_like=True, frozen=True):
     data: bytes
     # Another part follows.
     more: bool = False
+    # The bytes of the parts before this one.
+    offset: int = 0
 
 
 class HelloAnswer(msgspec.Struct, frozen=True):
@@ -139,22 +143,34 @@ def send(bus: Bus, subject: str, front: str, node: str, socket: str, kind: Kind,
     """Publish a frame in as many parts as it needs."""
     for start in range(0, max(1, len(data)), PART_BYTES):
         part, more = data[start : start + PART_BYTES], start + PART_BYTES < len(data)
-        bus.publish(subject, _packed(Packet(front, node, socket, kind, part, more)))
+        bus.publish(subject, _packed(Packet(front, node, socket, kind, part, more, start)))
 
 
-class _Joiner:
-    """Puts the parts of packets together again."""
+class Joiner:
+    """Puts the parts of packets together again. What is never completed is dropped when others need its place."""
 
     def __init__(self) -> None:
-        self._parts: dict[Hashable, bytearray] = {}
+        self._parts: OrderedDict[Hashable, bytearray] = OrderedDict()
 
     def whole(self, packet: Packet) -> bytes | None:
-        """Return the data once all its parts are here."""
-        key = packet.front, packet.socket, packet.kind
-        if not packet.more and key not in self._parts:
-            return packet.data
-        self._parts.setdefault(key, bytearray()).extend(packet.data)
-        return None if packet.more else bytes(self._parts.pop(key))
+        """Return the data once all its parts are here; a part whose predecessors are missing is dropped."""
+        key = packet.front, packet.node, packet.socket, packet.kind
+        if packet.offset == 0:
+            self._parts.pop(key, None)
+            if not packet.more:
+                return packet.data
+        parts = self._parts.setdefault(key, bytearray())
+        if packet.offset != len(parts) or packet.offset + len(packet.data) > MAX_FRAME_BYTES:
+            log.warning("dropped an incomplete frame of node %s from another gateway", packet.node)
+            del self._parts[key]
+            return None
+        parts.extend(packet.data)
+        if not packet.more:
+            return bytes(self._parts.pop(key))
+        self._parts.move_to_end(key)
+        while len(self._parts) > 1 and sum(map(len, self._parts.values())) > MOST_PART_BYTES:
+            self._parts.popitem(last=False)
+        return None
 
 
 class FleetLinks:
@@ -192,7 +208,7 @@ class FleetLinks:
         self._hellos: dict[str, tuple[NodeHello, float]] = {}
         # Which gateway gets the answer, by what the answer names.
         self._routes: OrderedDict[Hashable, str] = OrderedDict()
-        self._joiner = _Joiner()
+        self._joiner = Joiner()
         # Frames that arrived before their connection was made here.
         self._early: dict[str, list[tuple[Kind, bytes]]] = {}
         self._subscriptions: list[Subscription] = []
@@ -342,9 +358,8 @@ class FleetLinks:
             if connection is not None and connection.socket == packet.socket:
                 self._received(connection, packet.kind, data)
             else:
-                early = self._early.setdefault(packet.socket, [])
-                if len(early) < MOST_EARLY:
-                    early.append((packet.kind, data))
+                if sum(map(len, self._early.values())) < MOST_EARLY:
+                    self._early.setdefault(packet.socket, []).append((packet.kind, data))
                 self._hint.set()
         return b""
 
