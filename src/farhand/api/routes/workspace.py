@@ -132,6 +132,7 @@ class WorkspaceRoutes:
     async def skill_files(self, request: Request) -> dict[str, Any]:
         name, agent = request.params["name"], request.query("agent")
         prefix = f"{SKILLS}/{clean(name)}/"
+        self._gate.check_route(request.principal, READ_FILE, {"path": prefix}, agent)
         if agent is not None:
             prefix = self._workspace.key(agent, f"{prefix}{SKILL_FILE}").removesuffix(SKILL_FILE)
         files = [key.removeprefix(prefix) async for key in self._keys(prefix)]

@@ -52,6 +52,10 @@ ANYWHERE: Final = "*"
 COMMANDS: Final = frozenset({"command"})
 # Tools that find files by the argument `pattern`, which may be absolute.
 SEARCHES: Final = frozenset({"glob"})
+# Tools that list the names in a folder.
+LISTS: Final = frozenset({"ls", "gsv__readfile"})
+# A name in a folder that no pattern spells out.
+_ANY_NAME: Final = "\x01" * 8
 # Arguments that do not change what a command does.
 HARMLESS: Final = frozenset({"timeout", "timeoutMs", "timeout_ms", "timeout_seconds", "background", "yieldMs"})
 ROUTES: Final = ("node", "native", "local", "mcp")
@@ -61,6 +65,7 @@ MAX_TEXTS: Final = 10_000
 MAX_PATH_CHARACTERS: Final = 64 * 1024
 MAX_SECONDS: Final = 30 * 86_400
 _OPERATORS: Final = re.compile(r"[;&|<>`$(){}\n\r\\!#~]")
+_WILDCARD: Final = re.compile(r"[*?\[]")
 
 
 class PolicyRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -288,8 +293,13 @@ class _Rule:
             return all(any(pattern.spells(text) for pattern in patterns) for text in values)
         is_path = name in PATHS
         folds = is_path and subject.folds and self._stops
+        lists = is_path and self._stops and not LISTS.isdisjoint(subject.names)
         return self._each(
-            any(pattern.matches(spelling, folds=folds) for spelling in reading for pattern in patterns)
+            any(
+                pattern.matches(spelling, folds=folds) or (lists and pattern.is_below(spelling, folds=folds))
+                for spelling in reading
+                for pattern in patterns
+            )
             for text in values
             for reading in (self._readings(name, text, subject) if is_path else [(text,)])
         )
@@ -407,6 +417,16 @@ class _Pattern:
         if self._regex is not None:
             return self._regex.is_valid(text) or (folds and self._folded_regex.is_valid(_folded(text)))
         return fnmatchcase(text, self._text) or (folds and fnmatchcase(_folded(text), self._folded))
+
+    def is_below(self, folder: str, *, folds: bool) -> bool:
+        """Whether it matches any name in a folder, or is a pattern for names in this very folder."""
+        if self.matches(f"{folder.rstrip('/')}/{_ANY_NAME}" if folder else _ANY_NAME, folds=folds):
+            return True
+        parent, slash, _ = self._text.rpartition("/")
+        if self._regex is not None or not slash or _WILDCARD.search(parent.rpartition("/")[2]):
+            return False
+        spelled = folder.rstrip("/")
+        return fnmatchcase(spelled, parent) or (folds and fnmatchcase(_folded(spelled), _folded(parent)))
 
     def meets(self, reach: Reach, *, folds: bool) -> bool:
         """Whether it may match a path that a call reaches."""

@@ -33,6 +33,8 @@ PATHS: Final = frozenset({"path", "file_path", "workdir", "working_dir", "cwd", 
 # Tools that reach every file below their paths: those of nodes, and those of the gateway with the same names.
 RECURSIVE: Final = frozenset(tool.name.casefold() for tool in NODE_TOOLS.values() if tool.recursive)
 RECURSIVE_CAPABILITIES: Final = frozenset(tool.capability for tool in NODE_TOOLS.values() if tool.recursive)
+# A tool of the gateway that lists a folder, with `depth` also the folders in it.
+TREE: Final = "ls"
 
 
 class Subject(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,7 +120,8 @@ def subject_of(
         paths_unknown=changed is None,
         recursive=folder
         or (target.own is None and target.capability in RECURSIVE_CAPABILITIES)
-        or (target.tool == TRANSFER and _names_folder(arguments)),
+        or (target.tool == TRANSFER and _names_folder(arguments))
+        or (target.own is not None and target.tool == TREE and arguments.get("depth") not in (None, 1)),
         reads=() if target.own is None else target.own.reads,
         files=() if target.own is None else tuple(_files(arguments, target.own.files)),
         aliases={} if target.own is None else target.own.aliases,

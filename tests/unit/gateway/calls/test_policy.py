@@ -653,3 +653,41 @@ def test_a_rule_that_stops_a_file_stops_a_message_that_carries_it(path: str) -> 
     subject = subject_of(target, args, credential="owner", session_key=None, origins=("http",))
     assert decided({"decision": "deny", "args": {"path": "private/*"}}, subject) == "deny"
     assert decided({"decision": "deny", "args": {"path": "secret/*"}}, subject) == "allow"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "stopped", "not_stopped"),
+    [
+        ("secrets/*", ["secrets", "secrets/", "/work/secrets", "./secrets/.", "secrets/inner"], [".", "public"]),
+        ("secrets/**", ["secrets", "secrets/inner"], [".", "secrets2"]),
+        ("secrets/*.key", ["secrets", "/work/secrets"], [".", "secrets/inner", "public"]),
+        ("/etc/ssh/*", ["/etc/ssh", "//etc/./ssh"], ["/etc"]),
+        ("re:^/etc/", ["/etc"], ["/"]),
+        ("/home/*/.ssh/id_*", ["/home/me/.ssh"], ["/home/me"]),
+        ("*.pem", [], [".", "/etc"]),
+        ("*/.env", [], [".", "sub"]),
+    ],
+)
+def test_a_folder_whose_names_are_stopped_is_not_listed(
+    pattern: str, stopped: list[str], not_stopped: list[str]
+) -> None:
+    rule = {"decision": "deny", "args": {"path": pattern}}
+    for path in (*stopped, *not_stopped):
+        subject = call("ls", node=None, args={"path": path})
+        assert decided(rule, subject) == ("deny" if path in stopped else "allow"), path
+    if not pattern.startswith(("/", "re:")):
+        for path in (*stopped, *not_stopped):
+            if path.startswith("/work"):
+                continue
+            subject = Subject(names=("gsv__readfile",), route="native", args={"path": path})
+            assert decided(rule, subject) == ("deny" if path in stopped else "allow"), path
+
+
+def test_a_tree_of_folders_is_a_search(tmp_path: Path) -> None:
+    rule = {"decision": "deny", "args": {"path": "secrets/*"}}
+    own = next(tool for tool in AgentFileTools(Files(tmp_path)).tools() if tool.spec.name == "ls")
+    target = Target(None, "ls", own.spec.capability, own.spec, own)
+    for depth, decision in ((None, "allow"), (1, "allow"), (2, "deny"), (2.0, "deny")):
+        args = msgspec.Raw(msgspec.json.encode({"path": ".", **({} if depth is None else {"depth": depth})}))
+        subject = subject_of(target, args, credential="owner", session_key=None, origins=("http",))
+        assert decided(rule, subject) == decision, depth
