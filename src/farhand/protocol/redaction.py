@@ -108,6 +108,12 @@ _MARKUP: Final = {ord(mark): f"\\u{ord(mark):04x}" for mark in "<>&"}
 _MASK: Final = MASK.encode()
 
 
+def can_be_masked(value: str) -> bool:
+    """Return whether a secret is removed from output: not a short one, nor a number, which is valid JSON by itself."""
+    text = value.strip()
+    return len(text) >= MIN_SECRET_CHARS and not text.isdecimal()
+
+
 class KnownSecrets:
     """Secret values to remove from output; more can be added at any time."""
 
@@ -125,7 +131,7 @@ class KnownSecrets:
         found = set(self._needles)
         for value in values:
             text = value.strip()
-            if len(text) < MIN_SECRET_CHARS or text.isdecimal():  # a plain number is valid JSON by itself
+            if not can_be_masked(value):
                 continue
             if text.isascii() and _OWN.fullmatch(text.encode()):
                 self._own.add(text.encode())

@@ -154,6 +154,7 @@ def test_restrictions_hold(place: Place) -> None:
 
 
 def test_unknown_and_malformed_handles_run_nothing(place: Place) -> None:
+    place.set("WHOLE")
     assert "NOBODY" in place.node.fails("Bash", {"command": "touch ran; echo {{secret:NOBODY}}"}, "not_found")
     place.node.fails("Bash", {"command": "touch ran; echo {{secret:a b}}"}, "invalid_args")
     place.node.fails("Bash", {"command": "touch ran; cat <<'E'\n{{secret:WHOLE}}\nE"}, "invalid_args")
@@ -219,3 +220,16 @@ def test_at_the_prompt(place: Place) -> None:
     assert farhand("secret", "remove", "TYPED").status != 0
     assert farhand("secret", "set", "TYPED", stdin="").status != 0
     assert os.environ.get("FARHAND_SECRET_TYPED") is None
+
+
+def test_a_value_that_is_not_masked_is_named_as_such(place: Place) -> None:
+    farhand = Command(place.gateway.home)
+    for value in ("hunter2", "123456789012", "  short  "):
+        done = farhand("secret", "set", "SHORT", stdin=value)
+        assert done.status == 0 and "not masked" in done.err, done
+        assert "no" in next(line for line in farhand("secret", "list").out.splitlines() if "SHORT" in line).split()
+        put = place.gateway.request("PUT", "/v1/secrets/SHORT", {"value": value}).json()
+        assert put["masked"] is False and "not masked" in put["warning"], put
+    done = farhand("secret", "set", "SHORT", stdin=VALUE)
+    assert done.status == 0 and "warning" not in done.err, done
+    assert place.gateway.request("DELETE", "/v1/secrets/SHORT").status == 200

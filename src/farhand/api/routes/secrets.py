@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from farhand.api.server.http import Problem, Reply, Request, json_reply
 from farhand.api.server.router import route
 from farhand.gateway.access.credentials import Scope
 from farhand.gateway.access.secrets import Secrets
+from farhand.protocol.redaction import MIN_SECRET_CHARS
 from farhand.store.tables.secrets import SecretRecord
+
+NOT_MASKED: Final = (
+    f"the value is not masked if a command prints it: it has fewer than {MIN_SECRET_CHARS} characters or digits only. "
+    "Use a longer one, or keep it out of output"
+)
 
 
 class SecretRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -28,6 +36,9 @@ class SecretShown(msgspec.Struct):
     last_used_at: int | None
     # The call that used it last.
     last_call: str | None
+    # Whether the value is masked in answers, records and logs: not if it is short or a number.
+    masked: bool
+    warning: str | None = None
 
 
 class SecretsAnswer(msgspec.Struct):
@@ -41,7 +52,7 @@ class SecretRoutes:
 
     @route("GET /v1/secrets", Scope.ADMIN, "Names, restrictions and last use of secrets; never a value.")
     async def listed(self, _request: Request) -> SecretsAnswer:
-        found = [_shown(record) for record in await self._secrets.all()]
+        found = [_shown(record, masked=self._secrets.is_masked(record)) for record in await self._secrets.all()]
         return SecretsAnswer(found, len(found))
 
     @route("PUT /v1/secrets/{name}", Scope.ADMIN, "Set a secret.", answer=SecretShown)
@@ -52,7 +63,7 @@ class SecretRoutes:
             )
         except ValueError as error:
             raise Problem(400, "invalid_request", str(error)) from None
-        return json_reply(_shown(record))
+        return json_reply(_shown(record, masked=self._secrets.is_masked(record)))
 
     @route("DELETE /v1/secrets/{name}", Scope.ADMIN, "Remove a secret.")
     async def remove(self, request: Request) -> dict[str, str]:
@@ -62,7 +73,7 @@ class SecretRoutes:
         return {"removed": name}
 
 
-def _shown(record: SecretRecord) -> SecretShown:
+def _shown(record: SecretRecord, *, masked: bool) -> SecretShown:
     return SecretShown(
         record.name,
         record.nodes.split(),
@@ -71,4 +82,6 @@ def _shown(record: SecretRecord) -> SecretShown:
         record.created_at,
         record.last_used_at,
         record.last_call,
+        masked,
+        None if masked else NOT_MASKED,
     )

@@ -16,6 +16,7 @@ COLUMNS = [
     Column("SECRET", "name"),
     Column("NODES", lambda secret: " ".join(secret["nodes"]) or "all"),
     Column("TOOLS", lambda secret: " ".join(secret["tools"]) or "all", flexible=True),
+    Column("MASKED", lambda secret: "yes" if secret["masked"] else "no"),
     Column("LAST USE", lambda secret: ago(secret["last_used_at"])),
 ]
 
@@ -58,8 +59,10 @@ def set_secret(name: str, nodes: tuple[str, ...], tools: tuple[str, ...], client
         raise FarhandError(f"the value of {name!r} is empty; give it on standard input or at the prompt")
     body = {"value": value, "nodes": list(nodes), "tools": list(tools)}
 
-    def render(_: dict[str, Any]) -> None:
+    def render(answer: dict[str, Any]) -> None:
         remark(f"set; calls use it as {{{{secret:{name}}}}}")
+        if answer["warning"]:
+            remark(f"warning: {answer['warning']}")
 
     show(client.put(url_path("/v1/secrets/{}", name), body), render)
 

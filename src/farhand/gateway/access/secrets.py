@@ -18,7 +18,7 @@ import msgspec
 from farhand.machine.files.private_files import replace_private
 from farhand.protocol.errors import FarhandError, InvalidArgs, NotAllowed, NotFound
 from farhand.protocol.key_auth import KEY_BYTES, from_text, to_text
-from farhand.protocol.redaction import KnownSecrets
+from farhand.protocol.redaction import KnownSecrets, can_be_masked
 from farhand.protocol.sealing import seal
 from farhand.protocol.secret_handles import MARK, NAME, names_in
 from farhand.store.ports import Store
@@ -78,6 +78,10 @@ class Secrets:
         await self._database.write(partial(put_secret, secret=record))
         self._records[name] = record
         return record
+
+    def is_masked(self, record: SecretRecord) -> bool:
+        """Return whether the value is masked wherever it appears; one that is short or a number is not."""
+        return can_be_masked(self._decrypted(record))
 
     async def remove(self, name: str, by: str) -> bool:
         """Remove a secret; return whether there was one."""
