@@ -296,3 +296,40 @@ def test_a_token_without_read_sees_its_own_jobs_alone(house: House) -> None:
         told = json.dumps(invoke(gateway, secret, tool, args))
         assert f"owner-{word}" not in told and f"secret-{word}" not in told, (args, told)
         assert (own["result"]["job"]["id"] in told) is (args["action"] == "list"), (args, told)
+
+
+def test_what_runs_on_a_closed_node_is_not_shown(house: House, hands: NodeProcess, prod: NodeProcess) -> None:
+    gateway = house.gateway
+    running = {
+        name: gateway.invoke(tool, {"command": "sleep 600", "background": True})
+        for name, tool in (("hands", "hands__Bash"), ("gsv", "exec"))
+    }
+    assert all(one["ok"] for one in running.values()), running
+    # By the policy.
+    for path in (
+        "/v1/jobs?node_id=prod",
+        "/v1/nodes/prod/metrics",
+        "/v1/nodes/prod/logs",
+        "/v1/nodes/prod/jobs/x/output",
+    ):
+        refused = gateway.request("GET", path)
+        assert refused.status == 403 and "production is closed" in refused.body.decode(), (path, refused)
+    # By the credential.
+    body = {"scopes": ["read"], "nodes": ["hands"]}
+    of_hands = gateway.request("POST", "/v1/tokens", body).json()["token"]
+    of_a_tool = gateway.request("POST", "/v1/tokens", {"scopes": ["read"], "tools": ["hands__Read"]}).json()["token"]
+    for secret, seen in ((None, {"hands", "gsv"}), (of_hands, {"hands"}), (of_a_tool, set())):
+        given = {} if secret is None else {"token": secret}
+        jobs = gateway.request("GET", "/v1/jobs", **given).json()["jobs"]
+        assert {job["node_id"] for job in jobs if job["running"]} == seen, (seen, jobs)
+        for node in ("hands", "gsv"):
+            status = gateway.request("GET", f"/v1/jobs?node_id={node}", **given).status
+            assert status == (200 if node in seen else 403), (node, seen)
+        metrics = gateway.request("GET", "/v1/nodes/hands/metrics", **given).status
+        assert metrics == (200 if "hands" in seen else 403)
+        output = gateway.request("GET", f"/v1/calls/{running['gsv']['request_id']}/output?wait=0", **given).status
+        assert output == (200 if "gsv" in seen else 403)
+        assert gateway.request("GET", "/v1/terminals", **given).status == 200
+    for job in gateway.get("/v1/jobs")["jobs"]:
+        tool, named = ("process", "session_id") if job["node_id"] == "gsv" else ("hands__Process", "sessionId")
+        gateway.invoke(tool, {"action": "kill", named: job["job_id"]})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -218,11 +219,14 @@ class CallRoutes:
     @route(
         "GET /v1/jobs",
         Scope.READ,
-        "Commands of the nodes, newest first.",
+        "Commands of the nodes, newest first; not of nodes that the credential or the policy excludes.",
         query=(Query("node_id", "Of this node alone."),),
     )
     async def jobs(self, request: Request) -> dict[str, Any]:
-        jobs, silent = await self._commands.jobs(request.query("node_id"))
+        node_id = request.query("node_id")
+        if node_id is not None:
+            self._gate.check_node(request.principal, node_id)
+        jobs, silent = await self._commands.jobs(node_id, may_see=partial(self._gate.may_see_node, request.principal))
         return {"jobs": jobs, "count": len(jobs), "unanswered": silent}
 
     @route(
@@ -238,6 +242,8 @@ class CallRoutes:
             raise Problem(403, "forbidden", "this credential lacks the scope 'read', and did not make this call")
         if record.route == "unknown":
             raise _no_call(request)
+        if not own:
+            self._gate.check_node(request.principal, record.node_id or NATIVE)
         return await self._output(request, record.node_id or NATIVE, {"call_id": record.id})
 
     @route(
@@ -273,6 +279,7 @@ class CallRoutes:
         **OUTPUT,
     )
     async def job_output(self, request: Request) -> Reply:
+        self._gate.check_node(request.principal, request.params["node_id"])
         return await self._output(request, request.params["node_id"], {"job_id": request.params["job_id"]})
 
     async def _output(self, request: Request, node_id: str, of: dict[str, str]) -> Reply:

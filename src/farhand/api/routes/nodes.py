@@ -159,6 +159,7 @@ class NodeRoutes:
     )
     async def logs(self, request: Request) -> Any:
         node_id = request.params["node_id"]
+        self._gate.check_node(request.principal, node_id)
         self._gate.check_route(request.principal, LOGS, {"nodeId": node_id}, None)
         lines = request.query_int("lines", DEFAULT_LINES, 1, MOST_LINES)
         return await self._logs.fetch(node_id, lines)
@@ -172,6 +173,7 @@ class NodeRoutes:
     )
     async def metrics(self, request: Request) -> MetricsAnswer:
         node_id = request.params["node_id"]
+        self._gate.check_node(request.principal, node_id)
         if node_id not in self._node_registry.nodes:
             raise Problem(404, "not_found", self._node_registry.unknown(node_id))
         return MetricsAnswer(self._metrics.since(node_id, request.query_int("since", 0, 0, 2**53)))

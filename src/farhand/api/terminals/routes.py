@@ -73,8 +73,8 @@ class TerminalRoutes:
         return TerminalOpened(record.id, record.node_id or wanted.node, int(result.get("pid", 0)))
 
     @route("GET /v1/terminals", Scope.READ, "Terminals of connected nodes, newest first; ended ones for 30 minutes.")
-    async def terminals(self, _request: Request) -> TerminalsAnswer:
-        found, silent = await self._terminals.listing()
+    async def terminals(self, request: Request) -> TerminalsAnswer:
+        found, silent = await self._terminals.listing(request.principal)
         return TerminalsAnswer(found, len(found), silent)
 
     @route(

@@ -36,8 +36,10 @@ from farhand.gateway.calls.waiting import Approver, WaitingCalls, row_of
 from farhand.gateway.nodes.registry import NodeRegistry
 from farhand.protocol.calls import ToolCall, ToolFailure, ToolResult
 from farhand.protocol.canonical_json import canonical
-from farhand.protocol.errors import Failed, FarhandError, InvalidArgs, ToolError
+from farhand.protocol.errors import Failed, FarhandError, InvalidArgs, NotAllowed, ToolError
 from farhand.protocol.freeze import FreezeOrder, Frozen
+from farhand.protocol.names import NATIVE
+from farhand.protocol.node_tools import NODE_TOOLS
 from farhand.protocol.redaction import KnownSecrets
 from farhand.store.ports import Store, StoreError, Tx
 from farhand.store.tables import calls
@@ -54,7 +56,9 @@ from farhand.tools.trial import OWN, named_trial
 RETURN_SECONDS = 15.0
 MAX_IDEMPOTENCY_KEY = 256
 MAX_SESSION_KEY = 1024
-
+# The tools that list the commands of a node and of the gateway's own machine.
+PROCESS = "Process"
+OWN_PROCESS = "process"
 
 # How long a call waits for its node's new connection, each time that the node turns out to have moved.
 MOVED_SECONDS = (0.05, 0.2, 0.5, 1.0, 2.0)
@@ -240,6 +244,33 @@ class Gate:
             call = ToolCall(new_call_id(), name, msgspec.Raw(msgspec.json.encode(args)), agent_id=agent_id)
             target = Target(None, name, tool.spec.capability, tool.spec, tool)
             self._policy_check.refuse_held(self._catalog.checked(target, call), target, principal, HTTP)
+
+    def check_node(self, principal: Principal, node_id: str) -> None:
+        """Check that a principal may see what runs on a node (`gsv`: the gateway's machine), as if it listed the
+        commands there with `Process`.
+
+        Raises NotAllowed where the principal is limited to other tools or nodes, or the policy denies that call.
+        """
+        node = self._node_registry.nodes.get(node_id)
+        own = self._catalog.own(OWN_PROCESS) if node_id == NATIVE else None
+        if principal.narrowed and not principal.reaches(*((None, OWN_PROCESS) if own else (node_id, PROCESS))):
+            raise Denied(f"this credential does not include {node_id!r}; it is limited to some tools or nodes")
+        if self._policy() is None or (node is None and own is None):
+            return
+        if own is not None:
+            target = Target(None, OWN_PROCESS, own.spec.capability, own.spec, own)
+        else:
+            target = Target(node, PROCESS, NODE_TOOLS[PROCESS].capability, None)
+        call = ToolCall(new_call_id(), target.names[0], msgspec.Raw(b'{"action":"list"}'))
+        self._policy_check.refuse_unseen(call, target, principal)
+
+    def may_see_node(self, principal: Principal, node_id: str) -> bool:
+        """Return whether `check_node` lets a principal pass."""
+        try:
+            self.check_node(principal, node_id)
+        except NotAllowed:
+            return False
+        return True
 
     async def check_folder_transfer(
         self, transfer_id: str, args: Mapping[str, str], credential: str, agent_id: str | None

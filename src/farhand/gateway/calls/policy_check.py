@@ -164,6 +164,12 @@ class PolicyCheck:
         else:
             self._verdict(call, target, principal, HTTP)
 
+    def refuse_unseen(self, call: ToolCall, target: Target, principal: Principal) -> None:
+        """Raise Forbidden where the policy denies a call whose answer a list would show; it is not recorded."""
+        verdict = self._judged(call, target, principal, HTTP)
+        if verdict is not None and verdict.decision == "deny":
+            raise _denied(call, verdict)
+
     def refuse_held(self, call: ToolCall, target: Target, principal: Principal, origins: Sequence[str]) -> None:
         """Raise Forbidden unless the policy lets a call run at once: for requests that cannot wait for an answer."""
         verdict = self._verdict(call, target, principal, origins)
@@ -213,6 +219,27 @@ class PolicyCheck:
 
         It denies a call that a rule lets run as a trial only, unless it is one or, with `may_try`, may become one.
         """
+        verdict = self._judged(call, target, principal, origins, changed, folder=folder)
+        if verdict is None:
+            return None
+        if verdict.decision == "deny":
+            self._note("policy.denied", call, principal, origins, verdict)
+            raise _denied(call, verdict)
+        if verdict.decision == "trial" and not may_try and not _is_trial(call):
+            self._note("policy.denied", call, principal, origins, verdict)
+            raise _only_as_trial(call, verdict, "with trial: true")
+        return verdict
+
+    def _judged(
+        self,
+        call: ToolCall,
+        target: Target,
+        principal: Principal,
+        origins: Sequence[str],
+        changed: tuple[str, ...] | None = (),
+        *,
+        folder: bool = False,
+    ) -> Verdict | None:
         policy = self._policy()
         if policy is None or origins is GATEWAY:
             return None
@@ -229,15 +256,8 @@ class PolicyCheck:
             folder=folder,
         )
         verdict = policy.judge(subject)
-        if verdict.decision == "deny":
-            self._note("policy.denied", call, principal, origins, verdict)
-            why = f": {verdict.reason}" if verdict.reason else ""
-            raise Forbidden(f"the policy denies {call.tool!r} ({verdict.rule}){why}; {DID_NOT_RUN}")
         if verdict.decision == "ask":
             verdict = always_allowed(self._standing, subject, call.args) or verdict
-        if verdict.decision == "trial" and not may_try and not _is_trial(call):
-            self._note("policy.denied", call, principal, origins, verdict)
-            raise _only_as_trial(call, verdict, "with trial: true")
         return verdict
 
     def _note(self, kind: str, call: ToolCall, principal: Principal, origins: Sequence[str], verdict: Verdict) -> None:
@@ -302,6 +322,11 @@ def _is_trial(call: ToolCall) -> bool:
     except InvalidArgs:
         return False
     return isinstance(arguments, dict) and arguments.get("trial") is True
+
+
+def _denied(call: ToolCall, verdict: Verdict) -> Forbidden:
+    why = f": {verdict.reason}" if verdict.reason else ""
+    return Forbidden(f"the policy denies {call.tool!r} ({verdict.rule}){why}; {DID_NOT_RUN}")
 
 
 def _only_as_trial(call: ToolCall, verdict: Verdict, how: str) -> Forbidden:

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -109,9 +110,10 @@ class Terminals:
         call = ToolCall(new_call_id(), join_tool(node, "Bash"), msgspec.Raw(msgspec.json.encode(args)))
         return await self._gate.begin(call, principal=principal, idempotency_key=idempotency_key)
 
-    async def listing(self) -> tuple[list[TerminalView], list[str]]:
-        """Return the terminals of all connected nodes, newest first, and the nodes that did not answer."""
-        jobs, silent = await self._commands.jobs()
+    async def listing(self, principal: Principal) -> tuple[list[TerminalView], list[str]]:
+        """Return the terminals of the connected nodes that a principal may see, newest first, and the nodes that did
+        not answer."""
+        jobs, silent = await self._commands.jobs(may_see=partial(self._gate.may_see_node, principal))
         return [self._view(job) for job in jobs if job["size"] is not None and job["call_id"]], silent
 
     def _view(self, job: Mapping[str, Any]) -> TerminalView:

@@ -145,10 +145,15 @@ class RemoteCommands:
             return False
         return await self._is_open(of["call_id"])
 
-    async def jobs(self, node_id: str | None = None) -> tuple[list[dict[str, Any]], list[str]]:
-        """Return the commands of one or all connected nodes, newest first, and the nodes that did not answer."""
+    async def jobs(
+        self, node_id: str | None = None, *, may_see: Callable[[str], bool] = lambda _: True
+    ) -> tuple[list[dict[str, Any]], list[str]]:
+        """Return the commands of one or all connected nodes, newest first, and the nodes that did not answer.
+
+        Nodes that the caller may not see are left out.
+        """
         nodes = [node.card.node_id for node in self._node_registry.nodes.values() if node.connection is not None]
-        asked = [name for name in (*nodes, NATIVE) if node_id in (None, name)]
+        asked = [name for name in (*nodes, NATIVE) if node_id in (None, name) and may_see(name)]
         asked = [name for name in asked if "jobs" in self._queries.answered_by(name)]
         answers = await asyncio.gather(
             *(self._queries.ask(name, "jobs", None, JOBS_SECONDS) for name in asked), return_exceptions=True

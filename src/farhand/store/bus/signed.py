@@ -66,8 +66,8 @@ class SignedBus:
             away = abs(self._clock() - sent_ms / 1000)
             if away > FRESH_SECONDS:
                 log.error(
-                    "dropped a message to %s whose time is %.0f s away from this machine's: it was held up or repeated, "
-                    "or the clocks of the gateways differ",
+                    "dropped a message to %s whose time is %.0f s away from this machine's: it was held up or "
+                    "repeated, or the clocks of the gateways differ",
                     subject,
                     away,
                 )
