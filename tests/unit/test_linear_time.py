@@ -23,7 +23,9 @@ from farhand.gateway.workspace.skill_file import read_head
 from farhand.llm.messages import ToolUse
 from farhand.machine.patch.parse import parse
 from farhand.memory.chunks import chunks
+from farhand.protocol import secret_handles
 from farhand.protocol.calls import ToolSpec
+from farhand.protocol.errors import InvalidArgs
 from farhand.protocol.json_limits import check_value_count
 from farhand.protocol.redaction import KnownSecrets, mask_settings, mask_text
 
@@ -39,6 +41,14 @@ def test_masked_log_lines() -> None:
     assert mask_text("a." * MANY) == "a." * MANY
     assert mask_settings({"x": "a." * MANY}) == {"x": "a." * MANY}
     assert mask_text("see postgres://me:secret@db") == "see postgres://me:***@db"
+
+
+def test_commands_with_secrets() -> None:
+    for piece in ("'" + "a" * MANY + "'", " <<a" * MANY + "\n", "<" * MANY + "\n", "cat <<a\n" + "x" * MANY):
+        secret_handles._ShellState().read(f": {piece}")
+        with pytest.raises(InvalidArgs, match="at most"):
+            secret_handles.shell_command(f": {piece} {{{{secret:KEY}}}}", {"KEY": "value"})
+        assert secret_handles.shell_command(f": {piece}", {}) == (f": {piece}", {})
 
 
 def test_heartbeat_files() -> None:

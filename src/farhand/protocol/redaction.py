@@ -19,6 +19,9 @@ from typing import Any, Final
 from urllib.parse import quote, quote_plus
 
 MASK: Final = "***"
+# How Farhand's own secrets begin, which the patterns below recognise: OAuth access tokens, tokens of clients, keys
+# and tokens of nodes, the owner's token, OAuth refresh tokens and the secrets of OAuth clients.
+OWN_PREFIXES: Final = frozenset({"fha", "fhc", "fhk", "fhn", "fho", "fhr", "fhs"})
 
 _IN_TEXT: Final = re.compile(
     r"""
@@ -27,7 +30,7 @@ _IN_TEXT: Final = re.compile(
     | (?:api_?key|secret|password|passwd)=["']?
     | \bbearer[.\s]
     | \bauthorization:\s*basic\s
-    | \bfh[onck]_ | \bsk- | \bgh[pousr]_ | \bgithub_pat_ | \bxox[abprs]- | \bglpat- )
+    | \bfh[acknors]_ | \bsk- | \bgh[pousr]_ | \bgithub_pat_ | \bxox[abprs]- | \bglpat- )
     [\w.~%+/=-]+
     """,
     re.IGNORECASE | re.VERBOSE,
@@ -97,8 +100,8 @@ MIN_PARTIAL_BYTES: Final = 4
 # Levels of JSON inside JSON in which a secret is found.
 MAX_JSON_NESTING: Final = 4
 # Farhand's own tokens and keys are recognised by their pattern, since only their hashes are stored.
-_OWN: Final = re.compile(rb"fh[onck]_[\w-]{43}(?![\w-])")
-_OWN_PREFIX: Final = re.compile(rb"f(?:h(?:[onck](?:_[\w-]{0,43})?)?)?\Z")
+_OWN: Final = re.compile(rb"fh[acknors]_[\w-]{43}(?![\w-])")
+_OWN_PREFIX: Final = re.compile(rb"f(?:h(?:[acknors](?:_[\w-]{0,43})?)?)?\Z")
 # More than half of one, without its first characters.
 _OWN_SUFFIX: Final = re.compile(rb"[\w-]{24,46}(?![\w-])")
 _URL_PASSWORD: Final = re.compile(r"://([^\s/:@]*):([^\s/@]+)@")

@@ -7,6 +7,7 @@ Everywhere else it is replaced by the value.
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -16,6 +17,10 @@ NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 MARK: Final = b"{{secret:"
 _HANDLE: Final = re.compile(r"\{\{secret:([^{}]{0,100})\}\}")
 VARIABLE_PREFIX: Final = "FARHAND_SECRET_"
+# Of a command with a handle. Linux gives a program no longer argument.
+MOST_COMMAND: Final = 128 * 1024
+# Of all values that handles in the arguments of a call stand for.
+MOST_SUBSTITUTED: Final = 1024 * 1024
 _HEREDOC: Final = re.compile(r"<<(-?)[ \t]*(\\?)(['\"]?)([A-Za-z0-9_]+)(['\"]?)")
 
 
@@ -42,14 +47,28 @@ def _collect(value: Any, found: set[str]) -> None:
 
 
 def substituted(value: Any, secrets: Mapping[str, str]) -> Any:
-    """Return a copy of arguments with values instead of handles. Raises InvalidArgs for a handle without a value."""
-    if isinstance(value, str):
-        return _HANDLE.sub(lambda found: _value(found[1], secrets), value)
-    if isinstance(value, dict):
-        return {key: substituted(inner, secrets) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [substituted(inner, secrets) for inner in value]
-    return value
+    """Return a copy of arguments with values instead of handles.
+
+    Raises InvalidArgs for a handle without a value, and for so many handles that the values become too long together.
+    """
+    room = MOST_SUBSTITUTED
+
+    def replaced(found: re.Match[str]) -> str:
+        nonlocal room
+        given = _value(found[1], secrets)
+        room -= len(given)
+        if room < 0:
+            raise InvalidArgs(f"the secrets in the arguments have more than {MOST_SUBSTITUTED} characters together")
+        return given
+
+    def copied(value: Any) -> Any:
+        if isinstance(value, str):
+            return _HANDLE.sub(replaced, value)
+        if isinstance(value, dict):
+            return {key: copied(inner) for key, inner in value.items()}
+        return [copied(inner) for inner in value] if isinstance(value, list) else value
+
+    return copied(value)
 
 
 def _value(name: str, secrets: Mapping[str, str]) -> str:
@@ -61,8 +80,14 @@ def _value(name: str, secrets: Mapping[str, str]) -> str:
 def shell_command(command: str, secrets: Mapping[str, str]) -> tuple[str, dict[str, str]]:
     """Return a command that reads its secrets from variables, and these variables.
 
-    Raises InvalidArgs for a handle without a value, or where a shell expands nothing.
+    Raises InvalidArgs for a handle without a value or where a shell expands nothing, and for a command that is too
+    long.
     """
+    if _HANDLE.search(command) is not None and len(command) > MOST_COMMAND:
+        raise InvalidArgs(
+            f"a command with a secret has at most {MOST_COMMAND} characters, and this one has {len(command)}; "
+            "write the text to a file first"
+        )
     variables: dict[str, str] = {}
     pieces: list[str] = []
     state = _ShellState()
@@ -85,8 +110,8 @@ class _ShellState:
         self._escaped = False
         self._comment = False
         # Text since the last line break, and the here-documents that begin with the next line.
-        self._line = ""
-        self._pending: list[tuple[str, bool, bool]] = []
+        self._line: list[str] = []
+        self._pending: deque[tuple[str, bool, bool]] = deque()
         self._document: tuple[str, bool, bool] | None = None
 
     def quoted(self, variable: str) -> str:
@@ -111,27 +136,28 @@ class _ShellState:
         if self._document is not None:
             if character == "\n":
                 word, _, tabs = self._document
-                if (self._line.lstrip("\t") if tabs else self._line) == word:
-                    self._document = self._pending.pop(0) if self._pending else None
-                self._line = ""
+                line = "".join(self._line)
+                if (line.lstrip("\t") if tabs else line) == word:
+                    self._document = self._pending.popleft() if self._pending else None
+                self._line = []
             else:
-                self._line += character
+                self._line.append(character)
             return
         if character == "\n" and not self._quote:
             if not self._escaped:
                 self._begin_documents()
-            self._line, self._escaped, self._comment = "", False, False
+            self._line, self._escaped, self._comment = [], False, False
             return
         if (
             character == "#"
             and not self._quote
             and not self._escaped
-            and self._line[-1:] in ("", " ", "\t", ";", "&", "|")
+            and (not self._line or self._line[-1] in " \t;&|")
         ):
             self._comment = True
         if self._comment:
             return
-        self._line += character
+        self._line.append(character)
         if self._escaped:
             self._escaped = False
         elif character == "\\" and self._quote != "'":
@@ -142,10 +168,11 @@ class _ShellState:
             self._quote = character
 
     def _begin_documents(self) -> None:
-        found = [
+        line = "".join(self._line)
+        found = deque(
             (match[4], bool(match[2] or match[3]), bool(match[1]))
-            for match in _HEREDOC.finditer(self._line)
-            if not self._line[: match.start()].endswith("<")
-        ]
+            for match in _HEREDOC.finditer(line)
+            if match.start() == 0 or line[match.start() - 1] != "<"
+        )
         if found:
-            self._document, self._pending = found[0], found[1:]
+            self._document, self._pending = found.popleft(), found

@@ -108,3 +108,22 @@ def test_a_token_ends_by_itself(hands: NodeProcess) -> None:
 def test_what_cannot_be_meant_is_refused(hands: NodeProcess, options: list[str]) -> None:
     done = Command(hands.gateway.home)("token", "create", *options, "--json")
     assert done.status in (1, 2) and "error" in done.json()
+
+
+def test_the_beginning_of_an_id_leads_to_no_other_call(hands: NodeProcess) -> None:
+    gateway = hands.gateway
+    ids = [gateway.invoke("hands__Bash", {"command": "true"})["request_id"] for _ in range(2)]
+    start = ids[0][:6]
+    assert start == ids[1][:6]
+    assert gateway.request("GET", f"/v1/calls/{start}").status == 409, "for the owner, several calls begin so"
+    for options in (["--node-only", "hands"], ["--tool", "hands__*"], ["--scope", "tools.exec"]):
+        token = made(gateway, *options)
+        for method, path in (
+            ("POST", f"/v1/calls/{start}/undo"),
+            ("POST", f"/v1/calls/{start}/input"),
+            ("DELETE", f"/v1/terminals/{start}"),
+            ("POST", f"/v1/trials/{start}/keep"),
+        ):
+            answer = gateway.request(method, path, {} if method == "POST" else None, token=token)
+            assert answer.status in (403, 404), (options, path, answer)
+            assert ids[0] not in answer.body.decode() and ids[1] not in answer.body.decode()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from farhand.protocol.redaction import is_secret_name, mask_settings, mask_text
+from farhand.protocol.redaction import OWN_PREFIXES, KnownSecrets, is_secret_name, mask_settings, mask_text
 
 
 @pytest.mark.parametrize(
@@ -27,6 +27,14 @@ from farhand.protocol.redaction import is_secret_name, mask_settings, mask_text
 )
 def test_texts(text: str, expected: str) -> None:
     assert mask_text(text) == expected
+
+
+@pytest.mark.parametrize("prefix", sorted(OWN_PREFIXES))
+def test_every_kind_of_own_secret(prefix: str) -> None:
+    secret = f"{prefix}_{'A' * 20}{'b' * 23}"
+    assert mask_text(f"a {secret} b") == f"a {prefix}_*** b"
+    assert KnownSecrets().redact(f"a {secret} b".encode()) == b"a *** b"
+    assert KnownSecrets().trailing_partial(secret[:20].encode()) == 20
 
 
 @pytest.mark.parametrize(

@@ -78,3 +78,10 @@ def test_names_are_found_anywhere_and_checked() -> None:
 
 def test_a_value_that_looks_like_a_handle_is_not_replaced_again() -> None:
     assert substituted("{{secret:X}}", {"X": "{{secret:Y}}", "Y": "no"}) == "{{secret:Y}}"
+
+
+def test_many_handles_do_not_become_a_huge_text() -> None:
+    many = {"content": ["{{secret:KEY}}" * 1000] * 100}
+    with pytest.raises(InvalidArgs, match="together"):
+        substituted(many, {"KEY": "x" * 65_536})
+    assert substituted({"content": "{{secret:KEY}}" * 16}, {"KEY": "x" * 65_536}) == {"content": "x" * 65_536 * 16}

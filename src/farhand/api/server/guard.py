@@ -221,7 +221,7 @@ class Guard:
                 receive = self._received_while_valid(receive, caller.ending)
             request = Request(scope, receive, headers, credential, most)
             request.session_id = caller.session_id
-            request.params = params if route.scope is None else await self._id_prefixes.complete(params)
+            request.params = params if route.scope is None else await self._id_prefixes.complete(params, credential)
             steering.allowed.set(request.principal.may_steer)  # each request is a task of its own
             reply = await self._serve(route, request, asked_id)
             request_id = request.id

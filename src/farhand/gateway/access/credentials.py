@@ -16,6 +16,7 @@ import msgspec
 
 from farhand.protocol.errors import FarhandError
 from farhand.protocol.names import validate_capability, validate_node_id
+from farhand.protocol.redaction import OWN_PREFIXES
 from farhand.store.tables.tokens import Token, token_hash
 
 TOKENS_VARIABLE = "SA_NODE_TOKENS"
@@ -433,7 +434,8 @@ def _moment(at: int) -> str:
 
 
 def new_secret(prefix: str) -> str:
-    """Return 256 random bits with a prefix by which people and secret scanners recognise them."""
+    """Return 256 random bits with a prefix by which people, secret scanners and redaction recognise them."""
+    assert prefix in OWN_PREFIXES, "redaction has to know it"
     return f"{prefix}_{secrets.token_urlsafe(32)}"
 
 
