@@ -353,3 +353,32 @@ def test_rules_about_paths_hold_for_what_a_trial_changes(tmp_path: Path) -> None
                 kept = gateway.request("POST", f"/v1/trials/{done['trialId']}/keep", {})
                 assert kept.status == 200, kept
             assert (folder / "open.txt").read_text() == "y\n"
+
+
+def test_a_folder_that_became_a_link_shows_nothing_of_its_target(tried: Tried, tmp_path: Path) -> None:
+    (tmp_path / "f").write_text("outside the root\n")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "f").write_text("outside the root\n")
+    for command in ("echo changed > d/f", "rm d/f", "rm -r d"):
+        tried.node.ok("Bash", {"command": "mkdir -p d/sub; echo inside > d/f; echo inside > d/sub/f"})
+        done = tried.trial(command)
+        tried.node.ok("Bash", {"command": f"rm -r d && ln -s {tmp_path} d"})
+        shown = tried.gateway.get(f"/v1/trials/{done['trialId']}")
+        assert shown["changes"] == done["changes"]
+        assert "inside" in str(shown) and "outside" not in str(shown).replace(str(tmp_path), "")
+        status, answer = tried.end(done, "keep")
+        assert status >= 400 and "outside the root" not in str(answer), answer
+        assert (tmp_path / "f").read_text() == "outside the root\n"
+        assert tried.end(done, "discard")[0] == 200
+        tried.node.ok("Bash", {"command": "rm d"})
+
+
+def test_a_name_that_is_not_utf8_ends_the_trial(tried: Tried) -> None:
+    message = tried.node.fails("Bash", {"command": "touch \"$(printf '\\377')\"", "trial": True}, "failed")
+    assert "not UTF-8" in message
+
+
+def test_trials_that_changed_nothing_take_no_place(tried: Tried) -> None:
+    for _ in range(21):
+        tried.trial("true")
+    assert tried.end(tried.trial("echo x > new.txt"), "discard")[0] == 200

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import BinaryIO, Final
 
 import msgspec
 
+from farhand.machine.files.confined_root import ConfinedRoot
 from farhand.machine.files.diffs import MOST_DIFFED, text_diff
+from farhand.machine.files.files import open_regular
 from farhand.protocol.errors import Failed
 
 MOST_CHANGES: Final = 10_000
@@ -30,64 +33,121 @@ class Change(msgspec.Struct, frozen=True):
     kind: str
     upper: str | None
     before: Fingerprint
+    # Of text, made when the command ended: what lies at the path may be another file later.
+    diff: str | None = None
 
-    def shown(self, room: int) -> dict[str, str]:
-        """Return the change as callers see it, with a diff of at most `room` characters if it is text."""
+    @property
+    def shown(self) -> dict[str, str]:
+        """Return the change as callers see it."""
         found = {"path": self.path, "kind": self.kind}
-        diff = self._diff(room)
-        return found if diff is None else {**found, "diff": diff}
+        return found if self.diff is None else {**found, "diff": self.diff}
 
-    def _diff(self, room: int) -> str | None:
-        if room <= 0:
-            return None
+
+class Lower:
+    """A folder below an overlay, read without following links: none of its folders was one when the command ran."""
+
+    def __init__(self, path: str) -> None:
+        """Raises NotFound if there is no such folder."""
+        self._root = ConfinedRoot(path)
+
+    def fingerprint(self, path: str) -> Fingerprint:
         try:
-            old = None if self.kind == ADDED else _content(self.path)
-            new = None if self.upper is None else _content(self.upper)
-        except (OSError, ValueError):
-            return None  # too large, or not a regular file
-        diff = text_diff(old, new, self.path)
-        return diff if diff and len(diff) <= room else None
+            with self._at(path) as (folder, name):
+                status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            if error.errno != errno.ELOOP:  # a folder of the path is a link now
+                raise
+            return None
+        size = 0 if stat.S_ISDIR(status.st_mode) else status.st_size
+        moment = 0 if stat.S_ISDIR(status.st_mode) else status.st_mtime_ns
+        return (status.st_mode, size, moment, status.st_ino)
 
+    def names(self, path: str) -> list[str]:
+        folder = self._root.open_folder(path)
+        try:
+            readable = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
+        finally:
+            os.close(folder)
+        try:
+            return os.listdir(readable)
+        finally:
+            os.close(readable)
 
-def shown(changes: list[Change]) -> list[dict[str, str]]:
-    """Return changes as callers see them; diffs are left out once they are too long together."""
-    room, found = DIFF_BYTES, []
-    for change in changes:
-        found.append(change.shown(room))
-        room -= len(found[-1].get("diff", ""))
-    return found
+    def link(self, path: str) -> str:
+        with self._at(path) as (folder, name):
+            return os.readlink(name, dir_fd=folder)
+
+    def open(self, path: str) -> BinaryIO:
+        """Open a regular file. Raises OSError for anything else."""
+        with self._at(path) as (folder, name):
+            return open_regular(folder, name)
+
+    @contextlib.contextmanager
+    def _at(self, path: str) -> Iterator[tuple[int, str]]:
+        parent, name = os.path.split(path)
+        folder = self._root.open_folder(parent)
+        try:
+            yield folder, name
+        finally:
+            os.close(folder)
 
 
 def changes(overlays: Mapping[str, str]) -> list[Change]:
-    """Return what differs between folders and their upper folders. Raises Failed if it is too much."""
-    found: list[Change] = []
+    """Return what differs between folders and their upper folders, with diffs until they are too long together.
+
+    Raises Failed if it is too much.
+    """
+    found: list[tuple[Change, Lower]] = []
     for folder, upper in overlays.items():
-        for change in _differences(folder, upper, opaque=False):
-            found.append(change)
+        lower = Lower(folder)
+        for change in _differences(lower, folder, upper, opaque=False):
+            found.append((change, lower))
             if len(found) > MOST_CHANGES:
                 raise Failed(f"the command changed more than {MOST_CHANGES} files; the trial was discarded")
-    return sorted(found, key=lambda change: change.path)
+    room, described = DIFF_BYTES, []
+    for change, lower in sorted(found, key=lambda one: one[0].path):
+        diff = _diff(change, lower) if room > 0 else None
+        if diff is not None and len(diff) <= room:
+            room -= len(diff)
+            change = msgspec.structs.replace(change, diff=diff)  # noqa: PLW2901
+        described.append(change)
+    return described
 
 
-def fingerprint(path: str) -> Fingerprint:
+def _diff(change: Change, lower: Lower) -> str | None:
     try:
-        status = os.lstat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    size = 0 if stat.S_ISDIR(status.st_mode) else status.st_size
-    moment = 0 if stat.S_ISDIR(status.st_mode) else status.st_mtime_ns
-    return (status.st_mode, size, moment, status.st_ino)
+        old = new = None
+        if change.kind != ADDED:
+            with lower.open(change.path) as file:
+                old = _content(file)
+        if change.upper is not None:
+            if not stat.S_ISREG(os.lstat(change.upper).st_mode):
+                return None
+            with open(change.upper, "rb") as file:
+                new = _content(file)
+    except (OSError, ValueError):
+        return None  # too large, or not a regular file
+    return text_diff(old, new, change.path) or None
 
 
-def _differences(lower: str, upper: str, *, opaque: bool) -> Iterator[Change]:
-    names = set()
+def _content(file: BinaryIO) -> bytes:
+    data = file.read(MOST_DIFFED + 1)
+    if len(data) > MOST_DIFFED:
+        raise ValueError(f"more than {MOST_DIFFED} bytes")
+    return data
+
+
+def _differences(tree: Lower, lower: str, upper: str, *, opaque: bool) -> Iterator[Change]:
     for entry in os.scandir(upper):
-        names.add(entry.name)
         below = f"{lower}/{entry.name}"
-        before = None if opaque else fingerprint(below)
+        if not entry.name.isprintable() and _not_utf8(entry.name):
+            raise Failed(f"the command made a file whose name is not UTF-8, {entry.name!r}; the trial was discarded")
+        before = None if opaque else tree.fingerprint(below)
         status = entry.stat(follow_symlinks=False)
         if stat.S_ISCHR(status.st_mode) and status.st_rdev == 0:
-            yield from _deleted(below, before)
+            yield from _deleted(tree, below, before)
         elif entry.is_dir(follow_symlinks=False):
             is_folder = before is not None and stat.S_ISDIR(before[0])
             if before is not None and not is_folder:
@@ -98,45 +158,53 @@ def _differences(lower: str, upper: str, *, opaque: bool) -> Iterator[Change]:
                 yield Change(below, CHANGED, entry.path, before)
             replaced = opaque or not is_folder or _is_opaque(entry.path)
             if is_folder and replaced:
-                yield from _missing(below, entry.path)
-            yield from _differences(below, entry.path, opaque=replaced)
+                yield from _missing(tree, below, entry.path)
+            yield from _differences(tree, below, entry.path, opaque=replaced)
         elif not (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)):
             raise Failed(f"the command made {below}, which is neither a file, a folder nor a link; trial discarded")
         elif before is not None and stat.S_ISDIR(before[0]):
-            yield from _deleted(below, before)
+            yield from _deleted(tree, below, before)
             yield Change(below, ADDED, entry.path, None)
         elif before is None:
             yield Change(below, ADDED, entry.path, None)
-        elif not _same(below, entry.path, before, status):
+        elif not _same(tree, below, entry.path, before, status):
             yield Change(below, CHANGED, entry.path, before)
 
 
-def _missing(lower: str, upper: str) -> Iterator[Change]:
+def _not_utf8(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def _missing(tree: Lower, lower: str, upper: str) -> Iterator[Change]:
     """Yield what a folder that was replaced does not have any more."""
     kept = set(os.listdir(upper))
-    for entry in os.scandir(lower):
-        if entry.name not in kept:
-            yield from _deleted(entry.path, fingerprint(entry.path))
+    for name in tree.names(lower):
+        if name not in kept:
+            yield from _deleted(tree, f"{lower}/{name}", tree.fingerprint(f"{lower}/{name}"))
 
 
-def _deleted(path: str, before: Fingerprint) -> Iterator[Change]:
+def _deleted(tree: Lower, path: str, before: Fingerprint) -> Iterator[Change]:
     if before is None:
         return
     if stat.S_ISDIR(before[0]):
-        for entry in os.scandir(path):
-            yield from _deleted(entry.path, fingerprint(entry.path))
+        for name in tree.names(path):
+            yield from _deleted(tree, f"{path}/{name}", tree.fingerprint(f"{path}/{name}"))
     yield Change(path, DELETED, None, before)
 
 
-def _same(below: str, above: str, before: tuple[int, int, int, int], status: os.stat_result) -> bool:
+def _same(tree: Lower, below: str, above: str, before: tuple[int, int, int, int], status: os.stat_result) -> bool:
     """Return whether a file was only copied: opening it for writing, or changing its times, copies it, too."""
     if before[0] != status.st_mode:
         return False
     if stat.S_ISLNK(status.st_mode):
-        return os.readlink(below) == os.readlink(above)
+        return tree.link(below) == os.readlink(above)
     if before[1] != status.st_size:
         return False
-    with open(below, "rb") as old, open(above, "rb") as new:
+    with tree.open(below) as old, open(above, "rb") as new:
         while piece := old.read(1 << 20):
             if piece != new.read(len(piece)):
                 return False
@@ -152,10 +220,3 @@ def _is_opaque(path: str) -> bool:
             if error.errno not in (errno.ENODATA, errno.EOPNOTSUPP, errno.EPERM):
                 raise
     return False
-
-
-def _content(path: str) -> bytes:
-    if not stat.S_ISREG(os.lstat(path).st_mode) or os.path.getsize(path) > MOST_DIFFED:
-        raise ValueError(path)
-    with open(path, "rb") as file:
-        return file.read(MOST_DIFFED)

@@ -28,13 +28,15 @@ from farhand.machine.files.transaction import FileChange, change_files
 from farhand.machine.sandbox import overlay
 from farhand.machine.sandbox.confinement import CommandSandbox
 from farhand.machine.sandbox.launch import Launch
-from farhand.machine.sandbox.overlay import ADDED, DELETED, Change
+from farhand.machine.sandbox.overlay import ADDED, DELETED, Change, Lower
 from farhand.protocol.errors import Failed, InvalidArgs, NotFound
 
 MIB: Final = 1024 * 1024
 QUOTA: Final = 1024 * MIB  # of all changes of a trial
 MOST_FILE: Final = 512 * MIB
 MOST_TRIALS: Final = 20
+# Of trials that changed nothing, or have ended.
+MOST_ENDED: Final = 100
 EXPIRES_SECONDS: Final = 24 * 60 * 60
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _RECORD: Final = "trial.json"
@@ -60,13 +62,13 @@ class Trial(msgspec.Struct, frozen=True):
     # The result of the command, as its tool gave it.
     result: dict[str, Any] = {}
 
+    def lowers(self) -> dict[str, Lower]:
+        """Return the lent folders."""
+        return {folder: Lower(folder) for folder in self.folders}
+
     def described(self) -> dict[str, Any]:
         """Return the trial as callers see it."""
-        shown = (
-            overlay.shown(list(self.changes))
-            if self.state == "ready"
-            else [{"path": change.path, "kind": change.kind} for change in self.changes]
-        )
+        shown = [change.shown for change in self.changes]
         found: dict[str, Any] = self.result | {
             "trialId": self.id,
             "command": self.command,
@@ -121,9 +123,7 @@ class Trials:
             self._sweep()
             folder = self._place(name)
             if not folder.exists():
-                waiting = [one for one in self._all() if one.state in ("running", "ready")]
-                if len(waiting) >= MOST_TRIALS:
-                    raise Failed(f"{len(waiting)} trials wait to be kept or discarded; end one of them first")
+                self._make_room()
                 self._create(name, command)
         overlays = [
             (root, str(folder / f"upper{number}"), str(folder / f"work{number}"))
@@ -134,6 +134,17 @@ class Trials:
             *Launch(overlays=overlays, limits=limits).words(),
             *sandbox.words(workdir, environment, inherit=inherit),
         ]
+
+    def _make_room(self) -> None:
+        """Remove old trials of which nothing can be kept. Raises Failed if too many others wait."""
+        every = sorted(self._all(), key=lambda one: one.started_at)
+        waiting = [
+            one for one in every if one.state in ("running", "keeping") or (one.state == "ready" and one.changes)
+        ]
+        if len(waiting) >= MOST_TRIALS:
+            raise Failed(f"{len(waiting)} trials wait to be kept or discarded; end one of them first")
+        for one in [one for one in every if one not in waiting][:-MOST_ENDED]:
+            _remove(self._place(one.id))
 
     def _create(self, name: str, command: str) -> None:
         """Make the folder of a trial with everything in it, or, if the program is killed, nothing."""
@@ -167,14 +178,14 @@ class Trials:
                 if replaced > self._quota:  # keeping it reads them
                     raise Failed(f"the command replaced or removed {replaced} bytes; a trial has at most {self._quota}")
                 for change in found:
-                    if change.before is not None and _changed_at(change.path) > trial.started_at:
+                    if change.before is not None and _changed_at(change.before) > trial.started_at:
                         raise Failed(f"{change.path} was changed by another program during the trial; run it again")
-            except (Failed, OSError, RecursionError) as error:
+                ready = msgspec.structs.replace(trial, state="ready", changes=tuple(found), result=dict(result or {}))
+                self._store(ready)
+                return ready
+            except Exception as error:
                 self._end(trial, "failed", str(error))
                 raise Failed(f"trial discarded: {error}") from None
-            ready = msgspec.structs.replace(trial, state="ready", changes=tuple(found), result=dict(result or {}))
-            self._store(ready)
-            return ready
 
     def find(self, name: str) -> Trial:
         """Return a trial. Raises NotFound."""
@@ -199,11 +210,11 @@ class Trials:
             if trial.state == "ready":
                 for change in trial.changes:
                     self._entry(change.path)
-                _refuse_conflicts(trial.changes)
+                _refuse_conflicts(trial)
                 trial = msgspec.structs.replace(trial, state="keeping")
                 self._store(trial)
                 try:
-                    self._apply_files(trial.changes)
+                    self._apply_files(trial)
                 except BaseException:
                     self._store(msgspec.structs.replace(trial, state="ready"))
                     raise
@@ -219,10 +230,11 @@ class Trials:
                 raise Failed(f"trial {name} is {trial.state}; it cannot be discarded")
             return trial if trial.state == "discarded" else self._end(trial, "discarded")
 
-    def _apply_files(self, changes: Sequence[Change]) -> None:
+    def _apply_files(self, trial: Trial) -> None:
         steps = []
-        for change in changes:
-            old = _regular(change.path) if change.kind != ADDED else None
+        lowers = trial.lowers()
+        for change in trial.changes:
+            old = _old_content(change, lowers) if change.kind != ADDED else None
             new = _regular(change.upper) if change.upper is not None else None
             if (old is None and new is None) or (old == new):
                 continue  # a folder, a link, or only another mode
@@ -275,7 +287,8 @@ class Trials:
 
     def _end(self, trial: Trial, state: str, error: str = "") -> Trial:
         """Store the end of a trial and remove its files; the record stays until it expires."""
-        ended = msgspec.structs.replace(trial, state=state, error=error)
+        changes = tuple(msgspec.structs.replace(change, diff=None) for change in trial.changes)
+        ended = msgspec.structs.replace(trial, state=state, error=error, changes=changes)
         self._store(ended)
         for number in range(len(trial.folders)):
             for part in ("upper", "work"):
@@ -298,10 +311,11 @@ class Trials:
                 _remove(self._place(trial.id))
 
 
-def _refuse_conflicts(changes: Sequence[Change]) -> None:
-    removed = {change.path for change in changes if change.kind == DELETED}
-    for change in changes:
-        now = overlay.fingerprint(change.path)
+def _refuse_conflicts(trial: Trial) -> None:
+    lowers = trial.lowers()
+    removed = {change.path for change in trial.changes if change.kind == DELETED}
+    for change in trial.changes:
+        now = lowers[_folder_of(change, lowers)].fingerprint(change.path)
         if change.kind == ADDED and change.path in removed:
             continue  # a folder that was replaced by a file, or the reverse
         if now != change.before:
@@ -347,12 +361,20 @@ def _regular(path: str) -> bytes | None:
         return file.read()
 
 
-def _changed_at(path: str) -> int:
-    with contextlib.suppress(FileNotFoundError):
-        status = os.lstat(path)
-        if not stat.S_ISDIR(status.st_mode):
-            return int(status.st_mtime * 1000)
-    return 0
+def _old_content(change: Change, lowers: Mapping[str, Lower]) -> bytes | None:
+    """Return the content of a regular file that a trial changed; None for anything else."""
+    if change.before is None or not stat.S_ISREG(change.before[0]):
+        return None
+    with lowers[_folder_of(change, lowers)].open(change.path) as file:
+        return file.read()
+
+
+def _folder_of(change: Change, lowers: Mapping[str, Lower]) -> str:
+    return next(folder for folder in lowers if change.path.startswith(folder.rstrip("/") + "/"))
+
+
+def _changed_at(before: tuple[int, int, int, int]) -> int:
+    return before[2] // 1_000_000
 
 
 def _size(folder: str) -> int:
