@@ -350,3 +350,26 @@ def test_a_restart_of_the_node_ends_no_command_that_is_waited_for(
         assert record["state"] == "cancelled", record
         tree.gone()
         assert Path(f"/proc/{kept['pid']}").exists()
+
+
+def test_output_without_an_end_is_answered_in_parts(shared_gateway: GatewayProcess, hands: NodeProcess) -> None:
+    started = hands.ok("Bash", {"command": "yes 0123456789abcde", "background": True})
+    path = f"/v1/nodes/{hands.node_id}/jobs/{started['sessionId']}/output"
+
+    def size() -> int:
+        jobs = shared_gateway.get(f"/v1/jobs?node_id={hands.node_id}")["jobs"]
+        return int(next(job["output_bytes"] for job in jobs if job["job_id"] == started["sessionId"]))
+
+    try:
+        wait_until(lambda: size() > 20 * 1024 * 1024, 60, "much output")
+        for headers in ({}, {"Range": "bytes=0-99999999999"}):
+            answer = shared_gateway.request("GET", f"{path}?wait=0", headers=headers)
+            assert answer.status in (200, 206) and len(answer.body) <= 9 * 1024 * 1024, (
+                answer.status,
+                len(answer.body),
+            )
+            assert answer.headers["x-over"] == "false"
+            # What is overwritten meanwhile is left out.
+            assert int(answer.headers["x-next-offset"]) >= int(answer.headers["x-offset"]) + len(answer.body)
+    finally:
+        hands.ok("Process", {"action": "kill", "sessionId": started["sessionId"]})

@@ -28,6 +28,7 @@ from farhand.gateway.nodes.output import Output, RemoteCommands
 from farhand.protocol.calls import NULL, ToolFailure
 from farhand.protocol.names import NATIVE
 from farhand.protocol.redaction import KnownSecrets
+from farhand.protocol.version import MIB
 from farhand.store.tables.calls import LEFT_OUT, CallRecord, CallState
 
 CALL_QUERY = (
@@ -44,6 +45,9 @@ CALL_QUERY = (
     ),
 )
 STREAMS = ("output", "errors")
+# Of output that a client asks for without waiting; it continues from there.
+MOST_AT_ONCE = 8 * MIB
+MOST_PAGES = 256
 # Input is passed to the node in pieces of at most this size.
 INPUT_BYTES = 256 * 1024
 CALL_FILTERS = ("tool", "node_id", "state", "session_key", "credential")
@@ -51,7 +55,7 @@ OUTPUT = {
     "media": (BYTES,),
     "query": (
         Query("offset", "From this byte on.", int),
-        Query("wait", "0 gives what is there and ends."),
+        Query("wait", "0 gives what is there, at most about 8 MiB, and ends."),
         Query("stream", "`errors` for the standard error of an attached command, which has one of its own."),
     ),
     "also": PARTIAL,
@@ -303,14 +307,15 @@ class CallRoutes:
             pieces = until_gone(request, _bytes(first, pages), self._ending)
             return Reply(content_type=BYTES.encode(), headers=headers, pieces=pieces, bare=True)
         end = None if wanted is None or wanted.last is None else wanted.last + 1
-        page, parts = first, [first.data]
+        page, parts, room = first, [first.data], MOST_AT_ONCE - len(first.data)
         async with aclosing(pages):
-            while end is None or page.next_offset < end:
+            while room > 0 and len(parts) < MOST_PAGES and (end is None or page.next_offset < end):
                 following = await anext(pages, None)
                 if following is None:
                     break
                 page = following
                 parts.append(page.data)
+                room -= len(page.data)
         headers += [(b"x-next-offset", b"%d" % page.next_offset), (b"x-over", b"true" if page.over else b"false")]
         if page.over:
             etag = f"{next(iter(of.values()))}-{page.next_offset}" + f"-{stream}" * (stream != "output")

@@ -13,7 +13,7 @@ import msgspec
 
 from farhand.gateway.nodes.queries import Queries, read_answer
 from farhand.gateway.nodes.registry import NodeRegistry
-from farhand.protocol.errors import ErrorKind, ToolError
+from farhand.protocol.errors import ErrorKind, Failed, ToolError
 from farhand.protocol.names import NATIVE
 
 log = logging.getLogger(__name__)
@@ -117,6 +117,8 @@ class RemoteCommands:
             begun = True
             away_since = None
             page = read_answer(node_id, answer, Output)
+            if page.next_offset < offset + len(page.data):
+                raise Failed(f"node {node_id!r} sent output that does not follow what it sent before")
             offset = page.next_offset
             yield page
             if page.over or (not wait and not page.data) or self._closing():
