@@ -268,6 +268,8 @@ class SignalServer(HttpService):
         self.typed: list[str] = []
         self.files: dict[str, bytes] = {}
         self.errors: list[dict[str, Any]] = []
+        # Answers to the next messages, instead of taking them.
+        self.failures: list[Answer] = []
         self._events: queue.Queue[bytes] = queue.Queue()
         self._number = 1_700_000_000_000
 
@@ -297,6 +299,8 @@ class SignalServer(HttpService):
         result: Any = {}
         to = params.get("groupId") or (params.get("recipient") or [""])[0]
         if asked["method"] == "send":
+            if self.failures:
+                return self.failures.pop(0)
             if self.errors:
                 return 200, {"jsonrpc": "2.0", "id": asked["id"], "error": self.errors.pop(0)}
             self._number += 1
@@ -350,6 +354,12 @@ class WhatsAppServer(HttpService):
         return 200, {"messaging_product": "whatsapp", "contacts": who, "messages": sent}
 
     def post(self, gateway: GatewayProcess, *messages: dict[str, Any], secret: str = APP_SECRET) -> Any:
+        headers, body = self.notification(*messages, secret=secret)
+        named = {name.decode(): value.decode() for name, value in headers.items()}
+        return gateway.request("POST", "/hooks/whatsapp", body, token=None, headers=named)
+
+    def notification(self, *messages: dict[str, Any], secret: str = APP_SECRET) -> tuple[dict[bytes, bytes], bytes]:
+        """Headers and body of what Meta posts."""
         value = {
             "messaging_product": "whatsapp",
             "metadata": {"phone_number_id": self.PHONE},
@@ -359,8 +369,7 @@ class WhatsAppServer(HttpService):
         change = {"field": "messages", "value": value}
         body = json.dumps({"object": "whatsapp_business_account", "entry": [{"id": "1", "changes": [change]}]}).encode()
         signature = "sha256=" + hmac.new(secret.encode(), body, hashlib.sha256).hexdigest()
-        headers = {"X-Hub-Signature-256": signature}
-        return gateway.request("POST", "/hooks/whatsapp", body, token=None, headers=headers)
+        return {b"x-hub-signature-256": signature.encode()}, body
 
 
 class DiscordServer(HttpService):

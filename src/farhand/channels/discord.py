@@ -11,15 +11,16 @@ import contextlib
 import hashlib
 import logging
 import random
+from functools import partial
 from typing import Any, Final
 
 from farhand.channels.http_client import Service, read_failure
 from farhand.channels.library import load
+from farhand.channels.retry import fetch_file, until_stored
 from farhand.gateway.messaging.channel import (
     Attachment,
     ChannelKind,
     ChannelSettings,
-    DeliveryError,
     Incoming,
     Outgoing,
     Refused,
@@ -27,7 +28,6 @@ from farhand.gateway.messaging.channel import (
     TryLater,
     Unsure,
 )
-from farhand.protocol.errors import ToolError
 from farhand.store.tables.outbox import Place
 
 log = logging.getLogger(__name__)
@@ -135,19 +135,11 @@ class DiscordChannel:
     async def _take_all(self, said: asyncio.Queue[dict[str, Any]], take: Take) -> None:
         while True:
             data = await said.get()
-            wait = 1.0
-            while True:
-                try:
-                    if not data["author"].get("bot"):
-                        await self._take(data, take)
-                    break
-                except (AttributeError, KeyError, TypeError) as error:
-                    log.warning("skipped a malformed Discord message: %r", error)
-                    break
-                except ToolError as error:
-                    log.warning("failed to store a Discord message; retrying in %g s: %s", wait, error)
-                await asyncio.sleep(wait)
-                wait = min(LONGEST_WAIT, wait * 2)
+            try:
+                if not data["author"].get("bot"):
+                    await until_stored(partial(self._take, data, take), "Discord")
+            except (AttributeError, KeyError, TypeError) as error:
+                log.warning("skipped a malformed Discord message: %r", error)
 
     async def _take(self, data: dict[str, Any], take: Take) -> None:
         author = data["author"]
@@ -158,7 +150,7 @@ class DiscordChannel:
             text = text.replace(form, "")
         if direct:
             self._direct[author["id"]] = data["channel_id"]
-        files = [await self._fetch(file) for file in data.get("attachments", [])]
+        files = [await fetch_file(partial(self._fetch, file), "Discord") for file in data.get("attachments", [])]
         await take(
             Incoming(
                 id=data["id"],
@@ -172,18 +164,9 @@ class DiscordChannel:
             )
         )
 
-    async def _fetch(self, file: dict[str, Any]) -> Attachment | None:
-        """Download a file, with a few attempts; return None if it is too large or no longer exists."""
-        for pause in (1.0, 3.0, None):
-            try:
-                content = await self._files.fetch(file["url"], largest=LARGEST_FILE)
-                return Attachment(file["filename"], file.get("content_type") or "application/octet-stream", content)
-            except DeliveryError as error:
-                if isinstance(error, Refused) or pause is None:
-                    log.warning("skipped a Discord attachment: %s", error)
-                    break
-                await asyncio.sleep(pause)
-        return None
+    async def _fetch(self, file: dict[str, Any]) -> Attachment:
+        content = await self._files.fetch(file["url"], largest=LARGEST_FILE)
+        return Attachment(file["filename"], file.get("content_type") or "application/octet-stream", content)
 
     # -- out --------------------------------------------------------------------------------------------
 

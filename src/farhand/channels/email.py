@@ -345,7 +345,7 @@ def _text(mail: email.message.EmailMessage) -> str:
     text = str(content)
     if body.get_content_subtype() == "html":
         text = _plain(text)
-    return text.strip()
+    return text.replace("\r\n", "\n").strip()
 
 
 def _attachments(mail: email.message.EmailMessage) -> Iterator[Attachment]:

@@ -7,11 +7,13 @@ import base64
 import binascii
 import logging
 import uuid
+from functools import partial
 from typing import Any, Final
 
 import msgspec
 
 from farhand.channels.http_client import Service
+from farhand.channels.retry import fetch_file, until_stored
 from farhand.gateway.messaging.channel import (
     Attachment,
     ChannelKind,
@@ -23,7 +25,6 @@ from farhand.gateway.messaging.channel import (
     Take,
     TryLater,
 )
-from farhand.protocol.errors import ToolError
 from farhand.store.tables.outbox import Place
 
 log = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ class SignalChannel:
                         if line.startswith("data:"):
                             await self._take(take, line[5:])
                 log.info("signal-cli closed the stream of events")
-            except (DeliveryError, ToolError, self._service.broken) as error:
+            except (DeliveryError, self._service.broken) as error:
                 self.trouble = str(error)
                 log.warning("failed to read from signal-cli; retrying in %g s: %s", wait, error)
             await asyncio.sleep(wait)
@@ -74,7 +75,8 @@ class SignalChannel:
 
     async def _take(self, take: Take, data: str) -> None:
         try:
-            await self._read(take, msgspec.json.decode(data))
+            event = msgspec.json.decode(data)
+            await until_stored(partial(self._read, take, event), "Signal")
         except (msgspec.DecodeError, AttributeError, KeyError, TypeError) as error:
             log.warning("skipped a malformed signal-cli event: %r", error)
 
@@ -110,21 +112,20 @@ class SignalChannel:
         return text.strip(), mentioned
 
     async def _files(self, said: dict[str, Any], group: str | None, source: str) -> list[Attachment]:
-        files = []
-        for file in said.get("attachments") or []:
-            if (file.get("size") or 0) > LARGEST_FILE:
-                log.warning("skipped a Signal attachment of %s bytes: too large", file["size"])
-                continue
-            where = {"groupId": group} if group else {"recipient": source}
-            try:
-                answer = await self._call("getAttachment", {"id": file["id"], **where})
-                content = answer.get("data") if isinstance(answer, dict) else answer
-                data = base64.b64decode(content or "", validate=True)
-            except (Refused, binascii.Error) as error:
-                log.warning("skipped a Signal attachment: %s", error)
-                continue
-            files.append(Attachment(file.get("filename") or file["id"], file.get("contentType") or "", data))
-        return files
+        where = {"groupId": group} if group else {"recipient": source}
+        found = [await fetch_file(partial(self._file, file, where), "Signal") for file in said.get("attachments") or []]
+        return [file for file in found if file is not None]
+
+    async def _file(self, file: dict[str, Any], where: dict[str, str]) -> Attachment:
+        if (file.get("size") or 0) > LARGEST_FILE:
+            raise Refused(f"the file has {file['size']} bytes, the limit is {LARGEST_FILE}")
+        answer = await self._call("getAttachment", {"id": file["id"], **where})
+        content = answer.get("data") if isinstance(answer, dict) else answer
+        try:
+            data = base64.b64decode(content or "", validate=True)
+        except binascii.Error as error:
+            raise Refused(f"the file is not base64: {error}") from None
+        return Attachment(file.get("filename") or file["id"], file.get("contentType") or "", data)
 
     # -- out --------------------------------------------------------------------------------------------
 
