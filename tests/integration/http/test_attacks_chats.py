@@ -51,6 +51,36 @@ def test_nobody_takes_over_a_chat_whose_conversation_is_another_s(house: House, 
     assert "kept words" in str(house.asked(name)[-1].messages)
 
 
+def echo(words: str) -> dict[str, Any]:
+    return {"biz_params": {"tool": {"name": "shell", "input": {"command": f"echo {words}"}}}}
+
+
+def test_the_agent_knows_what_tools_said_in_its_own_chat_only(house: House) -> None:
+    """A chat is one conversation, but what tools said to one credential does not reach the agent of another."""
+    first, other = token(house, "chat", "tools.exec"), token(house, "chat", "tools.exec")
+    name = f"c-{uuid.uuid4().hex[:8]}"
+    house.script(name, text("one"), text("two"), text("three"))
+
+    def seen() -> str:
+        return str(house.asked(name)[-1].messages)
+
+    assert process(house, other, name, "look", **echo("words-of-other")).status == 200
+    assert process(house, first, name, f"{name} hello").status == 200
+    assert "words-of-other" not in seen()
+    assert process(house, other, name, "look", **echo("words-of-other")).status == 200
+    assert process(house, "owner", name, "look", **echo("words-of-owner")).status == 200
+    assert process(house, first, name, f"{name} again").status == 200
+    assert "words-of-other" not in seen() and "words-of-owner" not in seen() and "hello" in seen()
+
+    assert process(house, "owner", name, "/new").status == 200
+    assert process(house, "owner", name, "look", **echo("words-of-owner")).status == 200
+    assert process(house, "owner", name, f"{name} what was it?").status == 200
+    assert "words-of-owner" in seen() and "hello" not in seen()
+    (chat,) = house.gateway.get(f"/chats?session_id={name}")
+    said = [one["content"][0]["text"] for one in house.gateway.get(f"/chats/{chat['id']}")["messages"]]
+    assert said[0] == "look" and "words-of-owner" in said[1] and said[2:] == [f"{name} what was it?", "three"]
+
+
 @pytest.mark.parametrize("header", [True, False])
 def test_chat_completions_do_not_enter_another_s_session(house: House, header: bool) -> None:
     first, other = token(house, "chat"), token(house, "chat")

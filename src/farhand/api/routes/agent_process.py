@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Collection, Iterable
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -18,7 +18,8 @@ from farhand.gateway.calls.admission import Denied
 from farhand.gateway.calls.catalog import SwitchedOff
 from farhand.gateway.calls.gate import MAX_IDEMPOTENCY_KEY, IdempotencyConflict
 from farhand.gateway.calls.policy import Forbidden
-from farhand.gateway.sessions.agent_process import Direct, ItemFailed, NoModel, Turn
+from farhand.gateway.sessions.agent_process import Direct, ItemFailed, Turn
+from farhand.llm.messages import Role
 from farhand.machine.files.refused_paths import AlreadyExists, ForbiddenPath
 from farhand.protocol.calls import NULL
 from farhand.protocol.errors import FarhandError, InvalidArgs, NotFound, ToolError
@@ -37,8 +38,6 @@ CHAT_QUERY = (
     Query("channel", "Of this channel."),
     Query("limit", f"How many at most: 1 to {MOST_CHATS}, 100 by default.", int),
 )
-
-Role = Literal["system", "user", "assistant", "tool"]
 
 
 class TextPart(msgspec.Struct):
@@ -227,7 +226,7 @@ class AgentProcessRoutes:
             raise _no_chat(request)
         return json_reply(ChatHistory([SaidMessage(one.role, [SaidPart(one.text)], one.at) for one in messages]))
 
-    @route("DELETE /chats/{chat_id}", Scope.CHAT, "Remove a chat with what was said in it.")
+    @route("DELETE /chats/{chat_id}", Scope.CHAT, "Remove a chat and begin a new conversation in its session.")
     async def remove(self, request: Request) -> Reply:
         try:
             found = await self._direct.remove(request.params["chat_id"], request.credential)
@@ -260,8 +259,6 @@ def problem(error: FarhandError) -> Problem:
             return Problem(429, "too_many_requests", error.message)
         case ToolError():
             return Problem(500, "tool_error", error.message)
-        case NoModel():
-            return Problem(503, "model_not_configured", str(error))
         case IdempotencyConflict():
             return Problem(409, "idempotency_conflict", str(error))
         case StoreError():

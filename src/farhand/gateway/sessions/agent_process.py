@@ -1,15 +1,15 @@
 """The chats of `POST /agent/process`: each message is answered by the tool it names or by the agent.
 
-The user's message is stored before anything runs, so it is kept even if the tool fails.
+A chat is a view of a session: what was said and answered there, by the agent or by tools. The user's message is stored
+before anything runs, so it is kept even if the tool fails.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -20,18 +20,21 @@ from farhand.gateway.access.daily_budget import DailyBudget, message_budget
 from farhand.gateway.access.principal import Principal
 from farhand.gateway.calls.admission import Denied
 from farhand.gateway.calls.catalog import Catalog, SwitchedOff
-from farhand.gateway.calls.gate import Gate, IdempotencyConflict
-from farhand.gateway.calls.open_call import NO_ERROR_GIVEN, OpenCall, new_call_id, result_of
+from farhand.gateway.calls.gate import Gate
+from farhand.gateway.calls.open_call import NO_ERROR_GIVEN, new_call_id, result_of
 from farhand.gateway.calls.policy import Forbidden
-from farhand.llm.messages import ToolUse, Usage
+from farhand.gateway.sessions.keys import MAIN, MAX_NAME, process_key
+from farhand.gateway.sessions.sessions import entry_of
+from farhand.llm.messages import Message, Role, ToolUse, Usage
 from farhand.machine.files.refused_paths import as_raised
 from farhand.protocol.calls import ToolCall
 from farhand.protocol.errors import FarhandError, InvalidArgs, NotFound, ToolError
 from farhand.protocol.redaction import KnownSecrets
-from farhand.store.ports import IntegrityError, Store, Tx
-from farhand.store.tables import chats
+from farhand.store.ports import Store, StoreError, Tx
+from farhand.store.tables import chats, sessions
 from farhand.store.tables.calls import CallRecord, CallState
-from farhand.store.tables.chats import Chat, ChatKey, ChatMessage, Said
+from farhand.store.tables.chats import Chat, ChatKey, ChatRecord
+from farhand.store.tables.sessions import SessionRecord
 from farhand.tools.tool import Tool
 
 log = logging.getLogger(__name__)
@@ -43,6 +46,9 @@ AFRESH = "This chat starts afresh."
 MOST_ITEMS = 100
 # Texts of at most this many characters are never cut.
 SHORT = 100
+MOST_CHARACTERS = 8 * 1024 * 1024
+# The roles of messages that are a part of the conversation.
+SHOWN = ("user", "assistant")
 
 NO_USAGE = Usage()
 
@@ -52,7 +58,7 @@ class Turn(msgspec.Struct, frozen=True):
 
     chat: ChatKey
     # Role and text of each message.
-    messages: Sequence[tuple[str, str]]
+    messages: Sequence[tuple[Role, str]]
     credential: Credential
     tool: msgspec.Raw | None = None
     idempotency_key: str | None = None
@@ -62,6 +68,20 @@ class Turn(msgspec.Struct, frozen=True):
         """Return the user's text."""
         return "\n".join([text for role, text in self.messages if role == "user"]).strip()
 
+    @property
+    def title(self) -> str:
+        return next((text.strip() for _, text in self.messages if text.strip()), "")[:MAX_NAME]
+
+    @property
+    def session_key(self) -> str:
+        return process_key(self.chat.channel, self.chat.user_id, self.chat.session_id)
+
+
+class ChatMessage(msgspec.Struct, frozen=True):
+    role: str
+    text: str
+    at: int
+
 
 class Agent(Protocol):
     """The contract of the agent, which answers turns that name no tool."""
@@ -70,17 +90,13 @@ class Agent(Protocol):
         """Yield the events of the run as described in `farhand.agent.events`; closing this ends the run."""
         ...
 
-    async def check_forget(self, chat: ChatKey, credential: Credential) -> None:
-        """Raise Denied if another credential started the agent's conversation in a chat."""
+    async def check_forget(self, key: str, credential: Credential) -> None:
+        """Raise Denied if another credential started the agent's conversation in a session."""
         ...
 
-    async def forget(self, chat: ChatKey) -> None:
-        """Start a new conversation in the chat."""
+    async def forget(self, key: str) -> None:
+        """Start a new conversation in the session."""
         ...
-
-
-class NoModel(FarhandError):
-    """There is no model to answer without a tool."""
 
 
 class ItemFailed(FarhandError):
@@ -114,7 +130,7 @@ class Direct:
         gate: Gate,
         catalog: Catalog,
         tools: Iterable[Tool],
-        agent: Agent | None = None,
+        agent: Agent,
         *,
         clock: Callable[[], int],
         secrets: KnownSecrets,
@@ -148,15 +164,21 @@ class Direct:
             yield TextDelta(1, AFRESH)
             yield Completed(AFRESH, NO_USAGE, 1)
             return
-        said: Said | None = await self._hear(turn)
         if turn.tool is None:
-            async with aclosing(self._answering(turn).answer(turn)) as events:
+            if not turn.credential.may(Scope.CHAT):
+                raise Denied(f"this credential lacks the scope {Scope.CHAT.value!r}, which a chat with the agent needs")
+            async with aclosing(self._agent.answer(turn)) as events:
                 async for event in events:
-                    if isinstance(event, Completed):
-                        await self._say(said, event.reply)
                     yield event
             return
-        tool, inputs, several = self._read(turn.tool)
+        # With a key, the message may be one that the first request has stored.
+        said = None if turn.idempotency_key else await self._hear(turn)
+        try:
+            tool, inputs, several = self._read(turn.tool)
+        except ToolError:
+            if turn.idempotency_key:
+                await self._hear(turn)
+            raise
         yield StepStarted(1, "")
         results: list[msgspec.Raw] = []
         texts: list[str] = []
@@ -165,15 +187,22 @@ class Direct:
             use = ToolUse(call.id, tool.name, bytes(arguments).decode())
             yield ToolCalled(1, use)
             key = turn.idempotency_key
+            opened = await self._gate.begin(
+                call,
+                principal=Principal(turn.credential),
+                own=tool,
+                idempotency_key=f"{key}#{number}" if key and several else key,
+                origins=DIRECT,
+            )
             try:
-                key = key and f"{key}#{number}" if several else key
-                opened, record = await self._run(call, tool, turn.credential, key)
-            except IdempotencyConflict:
-                self._take_back(said)
+                if key and number == 0 and not opened.repeated:
+                    said = await self._hear(turn)
+                record = await self._gate.wait(opened)
+            except BaseException:
+                self._gate.abandon(opened)
                 raise
             if opened.repeated:
                 use = msgspec.structs.replace(use, id=record.id)
-                self._take_back(said)
                 said = None
             ended = result_of(record)
             if ended.error is not None:
@@ -198,65 +227,82 @@ class Direct:
         ]
 
     async def history(self, chat_id: str) -> list[ChatMessage] | None:
-        return await self._database.read(lambda store: chats.history(store, chat_id))
+        """Return what was said and answered, at most the newest `MOST_CHARACTERS`; None if there is no such chat."""
+
+        def read(store: Tx) -> list[ChatMessage] | None:
+            chat = chats.find(store, chat_id)
+            if chat is None:
+                return None
+            found: list[ChatMessage] = []
+            size = 0
+            for entry in sessions.newest_entries(store, chat.session_key, chat.first_entry):
+                message = msgspec.json.decode(entry.message, type=Message)
+                if entry.keeps_from is None and message.role in SHOWN and not message.tool_calls:
+                    found.append(ChatMessage(message.role, message.text, entry.at))
+                    size += len(message.text)
+                if size > MOST_CHARACTERS:
+                    break
+            return found[::-1]
+
+        return await self._database.read(read)
 
     async def remove(self, chat_id: str, credential: Credential) -> bool:
-        """Remove a chat and its messages; return False if none exists. Raises Denied for another credential's chat."""
+        """Remove a chat; return False if none exists. Raises Denied for another credential's chat."""
+        found = await self._database.read(lambda store: chats.find(store, chat_id))
+        if found is not None:
+            await self._forget(found.session_key, found, credential, "removing it")
+        return found is not None
 
-        def remove(store: Tx) -> bool:
-            if not _may_change(chats.maker(store, chat_id), credential):
-                raise _not_theirs("removing it")
-            return chats.remove(store, chat_id)
-
-        return await self._database.write(remove)
-
-    async def _hear(self, turn: Turn) -> Said | None:
-        """Store the user's message.
-
-        Returns None, and stores nothing, in a chat of another credential that this one may not read: a tool still
-        answers, and the agent does if its conversation there belongs to this credential.
-        """
+    async def _hear(self, turn: Turn) -> SessionRecord | None:
+        """Store what the user said to a tool; return its session, or None if it is not stored (see `enter_chat`)."""
         now = self._clock()
         self._budget.take(turn.credential, sum(len(text) for _, text in turn.messages), now)
 
-        def hear(store: Tx) -> Said | None:
-            if not _may_change(chats.maker(store, turn.chat), turn.credential, Scope.READ):
-                return None
-            return chats.hear(store, turn.chat, turn.messages, now, new_call_id, turn.credential.id)
+        def hear(store: Tx) -> SessionRecord | None:
+            new = SessionRecord(
+                key=turn.session_key, id=new_call_id(), agent_id=MAIN, title=turn.title, created_at=now, updated_at=now
+            )
+            session = enter_chat(turn, store, sessions.add_session(store, new), now)
+            if session is not None:
+                for role, text in turn.messages:
+                    if role in SHOWN and text.strip():
+                        sessions.append_entry(store, entry_of(session, None, now, Message(role, text)))
+            return session
 
         return await self._database.write(hear, durable=False)
 
-    async def _say(self, said: Said | None, text: str) -> None:
+    async def _say(self, said: SessionRecord | None, text: str) -> None:
         """Store an answer. Returns once it is committed, so that a caller finds it again if the gateway is killed."""
         if said is not None:
-            now = self._clock()
-            written = self._database.write(
-                lambda store: chats.say(store, said.chat, "assistant", text, now), durable=False
-            )
-            await asyncio.wait({written})
-            _log_loss(written)
+            now, session = self._clock(), said
 
-    def _take_back(self, said: Said | None) -> None:
-        """Remove the message of a repeated request, which the first one has stored."""
-        if said is not None:
-            written = self._database.write(lambda store: chats.take_back(store, said), durable=False)
-            written.add_done_callback(_log_loss)
+            def say(store: Tx) -> None:
+                current = sessions.find_session(store, session.key)
+                if current is not None and current.id == session.id:  # else a new conversation began meanwhile
+                    sessions.append_entry(store, entry_of(session, None, now, Message("assistant", text)))
+
+            try:
+                await self._database.write(say, durable=False)
+            except StoreError as error:
+                log.error("failed to store a message of a chat: %s", error)
 
     async def _start_afresh(self, turn: Turn) -> None:
         if not turn.credential.may(Scope.CHAT):
             raise Denied(f"this credential lacks the scope {Scope.CHAT.value!r}, which {NEW} needs")
+        found = await self._database.read(lambda store: chats.find(store, turn.chat))
+        await self._forget(turn.session_key, found, turn.credential, NEW)
 
-        def forget(store: Tx) -> None:
-            if not _may_change(chats.maker(store, turn.chat), turn.credential):
-                raise _not_theirs(NEW)
-            chats.forget(store, turn.chat)
-
-        if self._agent is not None:
-            # The chat and the agent's conversation in it can belong to different credentials.
-            await self._agent.check_forget(turn.chat, turn.credential)
-        await self._database.write(forget)
-        if self._agent is not None:
-            await self._agent.forget(turn.chat)
+    async def _forget(self, key: str, chat: ChatRecord | None, credential: Credential, what: str) -> None:
+        """Remove a chat and begin a new conversation in its session; the old one stays in the session's history."""
+        if chat is not None and chat.made_by != credential.id and not credential.may(Scope.ADMIN):
+            raise Denied(
+                f"another credential began this chat; {what} needs that one, or the scope {Scope.ADMIN.value!r}"
+            )
+        # The chat and the agent's conversation in it can belong to different credentials.
+        await self._agent.check_forget(key, credential)
+        if chat is not None:
+            await self._database.write(lambda store: chats.remove(store, chat.id))
+        await self._agent.forget(key)
 
     # -- tools ------------------------------------------------------------------------------------------
 
@@ -286,40 +332,23 @@ class Direct:
             raise InvalidArgs(f"items must be 1 to {MOST_ITEMS} inputs, not {len(items)}")
         return tool, [_input(f"items[{number}]", item) for number, item in enumerate(items)], True
 
-    async def _run(
-        self, call: ToolCall, tool: Tool, credential: Credential, key: str | None
-    ) -> tuple[OpenCall, CallRecord]:
-        """Run a tool; return its call and the record of it at the end."""
-        opened = await self._gate.begin(
-            call, principal=Principal(credential), own=tool, idempotency_key=key, origins=DIRECT
-        )
-        try:
-            return opened, await self._gate.wait(opened)
-        except BaseException:
-            self._gate.abandon(opened)
-            raise
 
-    # -- the agent --------------------------------------------------------------------------------------
+def enter_chat(turn: Turn, store: Tx, session: SessionRecord, now: int) -> SessionRecord | None:
+    """Make the chat of a turn unless it exists; return its session, with the conversation to continue.
 
-    def _answering(self, turn: Turn) -> Agent:
-        """Return the agent for a turn. Raises Denied, NoModel."""
-        if not turn.credential.may(Scope.CHAT):
-            raise Denied(f"this credential lacks the scope {Scope.CHAT.value!r}, which a chat with the agent needs")
-        if self._agent is None:
-            raise NoModel(
-                "no model is configured: set OPENAI_API_KEY, and OPENAI_BASE_URL and FARHAND_MODEL where they are not "
-                "the standard ones; a request with biz_params.tool needs no model"
-            )
-        return self._agent
-
-
-def _may_change(maker: str | None, credential: Credential, scope: Scope = Scope.ADMIN) -> bool:
-    """Return whether a chat is new or the credential's own; with the scope, any chat may be changed."""
-    return maker in (None, credential.id) or credential.may(scope)
-
-
-def _not_theirs(what: str) -> Denied:
-    return Denied(f"another credential began this chat; {what} needs that one, or the scope {Scope.ADMIN.value!r}")
+    What tools said to one credential must not reach the agent of another. So an agent's turn begins a new conversation
+    if only tools have answered another credential in this chat, and a tool's turn is not stored (None is returned) in
+    the chat of another credential, or beside the agent of another.
+    """
+    chat, credential = chats.find(store, turn.chat), turn.credential.id
+    if chat is None:
+        chats.add(store, new_call_id(), turn.chat, session.key, turn.title, credential, now)
+    elif turn.tool is not None:
+        others = sessions.has_runs(store, session.key, since=chat.created_at, besides=credential)
+        return None if others or chat.made_by != credential else session
+    elif chat.made_by == credential or sessions.has_runs(store, session.key, since=chat.created_at):
+        return session
+    return sessions.begin_anew(store, session, new_call_id(), now) if session.messages else session
 
 
 def _kept_error(record: CallRecord) -> ToolError:
@@ -364,10 +393,3 @@ def _worded(text: str) -> str:
     if reason.startswith("Object missing required field"):
         return "biz_params.tool.name is required"
     return f"biz_params.tool{place}: {reason[:1].lower()}{reason[1:]}"
-
-
-def _log_loss(written: asyncio.Future[Any]) -> None:
-    error = None if written.cancelled() else written.exception()
-    # A chat that was cleared meanwhile rejects messages of the old conversation.
-    if error is not None and not isinstance(error, IntegrityError):
-        log.error("failed to store a message of a chat: %s", error)

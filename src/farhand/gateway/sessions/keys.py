@@ -9,6 +9,7 @@
     agent:main:telegram:default:guest:123  a person whom the owner has not named, whatever dm_scope says
     agent:main:telegram:default:guest-group:456  what such people say in a group, channel or thread
     agent:main:cron:<job>                  a scheduled task
+    agent:main:process:<names>.<digest>    a chat of `/agent/process`
     anything-else                          a session of the agent `main`, named by its user
 
 With dm_scope = "main", the default, people whom the owner named share the agent's main session.
@@ -28,6 +29,7 @@ PeerKind = Literal["dm", "group", "channel", "thread"]
 
 MAIN: Final = "main"
 MAX_KEY: Final = 256
+MAX_NAME: Final = 40
 _SHORTEST_PHONE = 10
 _AGENT = re.compile(r"[^a-z0-9_-]")
 _TOKEN = re.compile(r"[^a-z0-9+\-_@.]")
@@ -59,6 +61,14 @@ def child_key(agent: str, call_id: str) -> str:
 def once_key(agent: str, run_id: str) -> str:
     """Return the key for a request whose client keeps the conversation itself."""
     return f"agent:{agent}:once:{run_id}"
+
+
+def process_key(channel: str, user: str, session: str) -> str:
+    """Return the key of a chat of `/agent/process`: readable names and a digest that makes it unique."""
+    parts = (channel, user, session)
+    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+    name = ".".join(token(part)[:MAX_NAME] for part in parts)
+    return f"agent:{MAIN}:process:{name}.{digest}"
 
 
 def peer_key(

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections.abc import AsyncGenerator
+from functools import partial
 
 from farhand.agent.events import Completed, Event, Failed, Stopped
 from farhand.gateway.access.credentials import Credential
 from farhand.gateway.calls.admission import Denied
 from farhand.gateway.control.approvals import ApprovalRequested
-from farhand.gateway.sessions.agent_process import Turn
-from farhand.gateway.sessions.keys import MAIN, token
+from farhand.gateway.sessions.agent_process import Turn, enter_chat
 from farhand.gateway.sessions.runs import Recorded
 from farhand.gateway.sessions.sessions import Sessions
 from farhand.protocol.errors import NotAllowed, NotFound
-from farhand.store.tables.chats import ChatKey
 from farhand.store.tables.sessions import RunState
-
-NAME_CHARACTERS = 40
 
 
 class SessionAgent:
@@ -34,12 +30,13 @@ class SessionAgent:
         """
         try:
             run = await self._sessions.send(
-                session_key(turn.chat),
+                turn.session_key,
                 turn.text,
                 origin="direct",
                 credential=turn.credential,
-                title=turn.text[:NAME_CHARACTERS],
+                title=turn.title,
                 own_key=True,
+                enter=partial(enter_chat, turn),
                 idempotency_key=turn.idempotency_key,
             )
         except NotAllowed as error:
@@ -61,24 +58,15 @@ class SessionAgent:
         else:
             yield Completed(outcome.reply, outcome.usage, outcome.steps)
 
-    async def check_forget(self, chat: ChatKey, credential: Credential) -> None:
-        """Raise Denied if another credential started the conversation in the chat's session."""
+    async def check_forget(self, key: str, credential: Credential) -> None:
+        """Raise Denied if another credential started the conversation in a session."""
         try:
-            await self._sessions.check_owner(session_key(chat), credential)
+            await self._sessions.check_owner(key, credential)
         except NotAllowed as error:
             raise Denied(error.message) from None
 
-    async def forget(self, chat: ChatKey) -> None:
-        """Stop what runs in the chat's session and start a new conversation; the old one stays in the history."""
-        key = session_key(chat)
+    async def forget(self, key: str) -> None:
+        """Stop what runs in a session and start a new conversation; the old one stays in the history."""
         await self._sessions.stop(key, "a new conversation was begun")
         with contextlib.suppress(NotFound):
             await self._sessions.begin_anew(key)
-
-
-def session_key(chat: ChatKey) -> str:
-    """Return the session key of a chat: a readable name and a digest that makes it unique."""
-    parts = (chat.channel, chat.user_id, chat.session_id)
-    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-    name = ".".join(token(part)[:NAME_CHARACTERS] for part in parts)
-    return f"agent:{MAIN}:process:{name}.{digest}"

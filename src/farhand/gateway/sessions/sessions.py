@@ -145,13 +145,15 @@ class Sessions:
         idempotency_key: str | None = None,
         commands_too: bool = True,
         own_key: bool = False,
+        enter: Callable[[Tx, SessionRecord, int], object] | None = None,
     ) -> Run:
         """Send a message to a session. Returns once it is on disk; await the run's `reply()` for the outcome.
 
         `origin` is where it came from (`http`, `cron:<job>`, `telegram` …). The agent acts on behalf of `credential`,
         with its rights and no others. `channel` is where answers of this session go from now on; `history` is the
         beginning of a new session. A text that is a command (`/new`, `/stop` …) is carried out at once. `own_key`: the
-        gateway made the key, not the caller.
+        gateway made the key, not the caller. `enter` is called with the session and the time in the transaction that
+        stores the message; it begins a new conversation if what was said there without a run is not for `credential`.
 
         Raises InvalidArgs for an invalid key or message; NotAllowed for a token without the scope `read` in a session
         that is not its own, or that would start one with a reserved key; Failed if too many messages wait;
@@ -207,7 +209,8 @@ class Sessions:
         may_begin = own_key or not session_keys.is_reserved(key)
 
         def write(store: Tx) -> tuple[str, str | None]:
-            usable = (may_begin and sessions.is_unused(store, key)) or sessions.is_own(store, key, credential.id)
+            unused = sessions.is_unused(store, key) or (enter is not None and not sessions.has_runs(store, key))
+            usable = (may_begin and unused) or sessions.is_own(store, key, credential.id)
             if own_only and not usable:
                 raise NotAllowed(
                     f"session {session_keys.short(key)!r} is not this credential's own; talking in it needs the scope "
@@ -226,7 +229,9 @@ class Sessions:
                 sessions.change_session(store, key, channel=msgspec.Raw(msgspec.json.encode(dict(channel))))
             if known is session:
                 for earlier in history:
-                    sessions.append_entry(store, _entry(session, None, now, earlier))
+                    sessions.append_entry(store, entry_of(session, None, now, earlier))
+            if enter is not None:
+                enter(store, known, now)
             other = None if self._elsewhere is None else self._elsewhere.worker(store, key)
             sessions.add_run(store, record)
             if other is not None and self._elsewhere is not None:
@@ -631,7 +636,7 @@ def _check_channel_rights(run: Run, command: commands.Command) -> None:
         raise NotAllowed(f'/{command.name} in the main session needs a channel with tools = "all"')
 
 
-def _entry(session: SessionRecord, run_id: str | None, at: int, message: Message) -> Entry:
+def entry_of(session: SessionRecord, run_id: str | None, at: int, message: Message) -> Entry:
     return Entry(
         session_key=session.key,
         session_id=session.id,

@@ -596,6 +596,13 @@ CREATE TABLE budget_machines (
 ) STRICT, WITHOUT ROWID;
 """
 
+# The messages of chats are entries of sessions; the gateway moves those of `chat_messages` when it starts.
+CHATS_OF_SESSIONS = """
+ALTER TABLE chats ADD COLUMN session_key TEXT NOT NULL DEFAULT '';
+ALTER TABLE chats ADD COLUMN first_entry INTEGER NOT NULL DEFAULT 0;
+CREATE INDEX chats_to_move ON chats (seq) WHERE session_key = '';
+"""
+
 MIGRATIONS: Final[tuple[str, ...]] = (
     FIRST,
     TRANSFERS,
@@ -628,4 +635,5 @@ MIGRATIONS: Final[tuple[str, ...]] = (
     OAUTH,
     ONE_TIME_CODES,
     BUDGETS,
+    CHATS_OF_SESSIONS,
 )

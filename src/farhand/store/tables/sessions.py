@@ -6,6 +6,7 @@ A run is the work on one message to a session; a message that joined the run of 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import Any, Final
 
@@ -341,6 +342,12 @@ def history(
     return found[::-1]
 
 
+def newest_entries(tx: Tx, key: str, first: int) -> Iterator[Entry]:
+    """Yield the entries of a session from a number on, newest first, of all conversations."""
+    query = f"{_select(_ENTRY, 'entries')} WHERE session_key = ? AND seq >= ? ORDER BY seq DESC"
+    return map(_entry, tx.execute(query, (key, first)))
+
+
 def find_entry(tx: Tx, seq: int) -> Entry | None:
     rows = tx.execute(f"{_select(_ENTRY, 'entries')} WHERE seq = ?", (seq,)).fetchall()
     return _entry(rows[0]) if rows else None
@@ -397,6 +404,12 @@ def is_own(tx: Tx, key: str, credential: str) -> bool:
     """Return whether a session has runs, all of them on behalf of a credential."""
     rows = tx.execute(f"SELECT 1 FROM sessions WHERE key = ? AND {OWN}", (key, credential, credential))  # noqa: S608
     return bool(rows.fetchall())
+
+
+def has_runs(tx: Tx, key: str, *, since: int = 0, besides: str = "") -> bool:
+    """Return whether a session has had a run since a time; `besides`: one on behalf of another credential."""
+    query = "SELECT 1 FROM runs WHERE session_key = ? AND created_at >= ? AND credential <> ? LIMIT 1"
+    return tx.execute(query, (key, since, besides)).fetchone() is not None
 
 
 def is_unused(tx: Tx, key: str) -> bool:
