@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final
 
+from farhand.gateway.repeating import PeriodicTask
 from farhand.store.ports import Bus, NoResponder, ReplyUnknown, Store, StoreError, Subscription, Tx
 from farhand.store.tables import calls
 from farhand.store.tables.calls import CallRecord
@@ -24,7 +25,7 @@ ASK_SECONDS: Final = 30.0
 POLL_SECONDS: Final = 1.0
 
 
-class Membership:
+class Membership(PeriodicTask):
     """Use as a context manager; the gateway's epoch was taken before."""
 
     def __init__(
@@ -50,42 +51,30 @@ class Membership:
         self._handed_on = handed_on
         self._settings = settings
         self._restart = restart
-        self._task: asyncio.Task[None] | None = None
+        self._steady_since = self._last = time.monotonic()
 
-    async def __aenter__(self) -> Membership:
-        self._task = asyncio.get_running_loop().create_task(self._live())
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-
-    async def _live(self) -> None:
-        steady_since = time.monotonic()
-        last = steady_since
-        while True:
-            try:
-                # Only a gateway that was alive itself all the time can tell that another one was not.
-                patient = time.monotonic() - steady_since > DEAD_SECONDS
-                lost = await self._database.write(
-                    partial(self._beat, patient=patient, settings=self._settings()), durable=False
-                )
-                now = time.monotonic()
-                steady_since = steady_since if now - last < 2 * BEAT_SECONDS else now
-                last = now
-                if lost:
-                    log.warning("took over the work of %s, which was silent for %g s", ", ".join(lost), DEAD_SECONDS)
-                    await self._taken_over()
-                await self._handed_on()
-            except StoreError as error:
-                if self._superseded():
-                    log.error("%s", error)
-                    self._restart()
-                    return
-            except Exception:
-                log.exception("failed to take over the work of another gateway")
-            await asyncio.sleep(BEAT_SECONDS)
+    async def run_once(self) -> float | None:
+        try:
+            # Only a gateway that was alive itself all the time can tell that another one was not.
+            patient = time.monotonic() - self._steady_since > DEAD_SECONDS
+            lost = await self._database.write(
+                partial(self._beat, patient=patient, settings=self._settings()), durable=False
+            )
+            now = time.monotonic()
+            self._steady_since = self._steady_since if now - self._last < 2 * BEAT_SECONDS else now
+            self._last = now
+            if lost:
+                log.warning("took over the work of %s, which was silent for %g s", ", ".join(lost), DEAD_SECONDS)
+                await self._taken_over()
+            await self._handed_on()
+        except StoreError as error:
+            if self._superseded():
+                log.error("%s", error)
+                self._restart()
+                return None
+        except Exception:
+            log.exception("failed to take over the work of another gateway")
+        return BEAT_SECONDS
 
     def _beat(self, tx: Tx, patient: bool, settings: str) -> list[str]:
         beat(tx, self._replica, settings)

@@ -25,6 +25,7 @@ from farhand.gateway.mcp.tools import Listed, listed
 from farhand.gateway.nodes.queries import Queries
 from farhand.gateway.nodes.registry import NodeRegistry
 from farhand.gateway.nodes.server_tools import Offered
+from farhand.gateway.repeating import Repeating
 from farhand.llm.model import Model
 from farhand.protocol.errors import FarhandError
 from farhand.protocol.names import join_tool, look_alike
@@ -132,7 +133,7 @@ class McpServers:
         # Servers of the settings that cannot be used, and why.
         self._refused: dict[str, tuple[McpServerSettings, str]] = {}
         self._seen: Mapping[str, McpServerSettings] = {}
-        self._watcher: asyncio.Task[None] | None = None
+        self._watcher = Repeating(self._watch, "MCP servers", first_delay=LOOK_SECONDS, retry_seconds=LOOK_SECONDS)
         self._changing = asyncio.Lock()
 
     # -- start and stop ---------------------------------------------------------------------------------
@@ -146,12 +147,11 @@ class McpServers:
                 continue
             await self._begin(stored.name, settings, ADDED)
         await self._follow(self._settings())
-        self._watcher = asyncio.ensure_future(self._watch())
+        self._watcher.start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._watcher is not None:
-            self._watcher.cancel()
+        await self._watcher.stop()
         await asyncio.gather(*(self._stop(server) for server in list(self._servers.values())))
 
     async def refresh(self) -> None:
@@ -181,16 +181,12 @@ class McpServers:
         for server in self._servers.values():
             server.connection.wake.set()
 
-    async def _watch(self) -> None:
+    async def _watch(self) -> float:
         """Follow changes of the settings."""
-        while True:
-            await asyncio.sleep(LOOK_SECONDS)
-            now = self._settings()
-            if now is not self._seen and now != self._seen:
-                try:
-                    await self._follow(now)
-                except Exception:
-                    log.exception("a change of [mcp] could not be followed")
+        now = self._settings()
+        if now is not self._seen and now != self._seen:
+            await self._follow(now)
+        return LOOK_SECONDS
 
     async def _follow(self, now: Mapping[str, McpServerSettings]) -> None:
         async with self._changing:

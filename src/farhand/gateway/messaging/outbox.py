@@ -23,6 +23,7 @@ import msgspec
 
 from farhand.gateway.messaging.channel import Attachment, Channel, DeliveryError, Outgoing, Refused, TryLater, Unsure
 from farhand.gateway.messaging.splitting import split
+from farhand.gateway.repeating import Repeating
 from farhand.gateway.sessions.keys import MAIN
 from farhand.gateway.sessions.keys import agent_id as normal_id
 from farhand.gateway.workspace.workspace import Workspace
@@ -91,7 +92,8 @@ class Messages:
         self._watched: dict[int, asyncio.Future[OutboxRecord]] = {}
         # For messages that other gateways send: their last heartbeat, and when it was seen.
         self._beats: dict[int, tuple[int, float]] = {}
-        self._watching: asyncio.Task[None] | None = None
+        self._look_seconds = min(poll_seconds, lease_seconds / 4)
+        self._watching = Repeating(self._look_around, "outbox", retry_seconds=self._look_seconds)
         self._closing = asyncio.Event()
 
     # -- channels ---------------------------------------------------------------------------------------
@@ -263,7 +265,7 @@ class Messages:
                 await self._take_from(record, "the gateway stopped while the service was taking it")
             self._serve_lane(record.place.lane)
         if not self._alone:
-            self._watching = asyncio.get_running_loop().create_task(self._watch())
+            self._watching.start()
         return len(found)
 
     async def close(self) -> None:
@@ -274,7 +276,7 @@ class Messages:
         tasks = [lane.task for lane in self._lanes.values() if lane.task is not None]
         if tasks:
             await asyncio.wait(tasks, timeout=CLOSING_SECONDS)
-        tasks += [self._watching] if self._watching is not None else []
+        await self._watching.stop()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -413,16 +415,8 @@ class Messages:
 
     # -- other gateways ---------------------------------------------------------------------------------
 
-    async def _watch(self) -> None:
+    async def _look_around(self) -> float:
         """Renew this gateway's lease, and check messages that others accepted, sent, or left when they died."""
-        while True:
-            try:
-                await self._look_around()
-            except StoreError as error:
-                log.error("failed to check the outbox: %s", error)
-            await asyncio.sleep(min(self._poll, self._lease / 4))
-
-    async def _look_around(self) -> None:
         if self._lanes:
             await self._database.write(partial(outbox.beat, holder=self._holder), durable=False)
         steady = time.monotonic()  # monotonic: a jump of the wall clock must not expire leases
@@ -439,6 +433,7 @@ class Messages:
             known = await self._database.read(partial(outbox.find_message, seq=seq))
             if known is not None and known.ended_at is not None:
                 self._tell_watchers(known)
+        return self._look_seconds
 
     async def _take_from(self, record: OutboxRecord, reason: str) -> None:
         """Decide what to do with a message whose sender is dead."""

@@ -17,7 +17,6 @@ recorded again when they are due.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import logging
 import os
@@ -30,6 +29,7 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
+from farhand.gateway.repeating import Repeating
 from farhand.gateway.schedule.slot_ledger import JUMP_MS, JobChecks, account, close_one_shot, take
 from farhand.gateway.schedule.time_parsing import next_slot
 from farhand.store.journal.events import append_event
@@ -46,6 +46,8 @@ POLL_SECONDS = 5.0
 # A holder that has not renewed its lease for this long is considered dead.
 LEASE_SECONDS = 20.0
 WRITE_AGAIN_SECONDS = 2.0
+# After a failed look for due slots.
+LOOK_AGAIN_SECONDS = 1.0
 
 
 class Ended(msgspec.Struct, frozen=True):
@@ -124,12 +126,12 @@ class Scheduler:
         self._resume = resume
         self._lease = lease_seconds
         self._poll = poll_seconds
-        self._settle = settle_seconds
         self._holder = f"{os.getpid()}-{uuid.uuid4().hex[:12]}"
-        self._wakes = asyncio.Event()
         self._runs: dict[tuple[str, int], asyncio.Task[Ended]] = {}
         self._claims: set[asyncio.Task[Any]] = set()
-        self._keeper: asyncio.Task[None] | None = None
+        self._timer = Repeating(
+            self._keep_time, "scheduler", first_delay=settle_seconds, retry_seconds=LOOK_AGAIN_SECONDS
+        )
         self._started = clock()
         self._clocks = (clock(), time.monotonic())
         self._beats: dict[tuple[str, int], tuple[int, float]] = {}
@@ -143,16 +145,17 @@ class Scheduler:
             for slot in await self._database.read(cron.open_slots):
                 if slot.status is SlotStatus.RUNNING and not await self._take_up(slot):
                     await self._end(slot, _vanished())
-        self._keeper = asyncio.create_task(self._keep_time(), name="scheduler")
+        self._timer.start()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.hold()
-        claiming = {task for task in (self._keeper, *self._claims) if task is not None}
-        if claiming:
-            await asyncio.wait(claiming)  # every claimed slot has a run before the runs are stopped
+        # Every claimed slot has a run before the runs are stopped.
+        await self._timer.stop(cancel=False)
+        if self._claims:
+            await asyncio.wait(self._claims)
         await asyncio.sleep(0)
         runs = list(self._runs.values())
         for run in runs:
@@ -170,7 +173,7 @@ class Scheduler:
 
     def wake(self) -> None:
         """Check for due slots now."""
-        self._wakes.set()
+        self._timer.wake()
 
     @property
     def settings(self) -> ScheduleSettings:
@@ -187,32 +190,18 @@ class Scheduler:
         self._stopping = True
         self.wake()
 
-    async def _keep_time(self) -> None:
-        await self._rest(self._settle)
-        while not self._stopping:
-            pause = self._poll
-            try:
-                await self._look_at_the_clock()
-                await self._follow_settings()
-                if self.settings.enabled and not self._held():
-                    await self.advance()
-                    pause = await self._pause()
-                await self._look_after_runs()
-            except StoreError as error:
-                log.error("failed to record slots; retrying: %s", error)
-                pause = 1.0
-            except Exception:
-                log.exception("scheduler iteration failed; continuing")
-            await self._rest(pause)
-
-    async def _rest(self, seconds: float) -> None:
-        """Wait until woken or `seconds` have passed."""
+    async def _keep_time(self) -> float | None:
+        """Start what is due; return the seconds until the next look, None at the end."""
         if self._stopping:
-            return
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._wakes.wait()
-        self._wakes.clear()
+            return None
+        pause = self._poll
+        await self._look_at_the_clock()
+        await self._follow_settings()
+        if self.settings.enabled and not self._held():
+            await self.advance()
+            pause = await self._pause()
+        await self._look_after_runs()
+        return pause
 
     async def _pause(self) -> float:
         """Return the time until the next slot, limited by how often the clock is checked."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from farhand.gateway.journal import EventJournal
-from farhand.gateway.upkeep.periodic import PeriodicTask
+from farhand.gateway.repeating import PeriodicTask
 from farhand.store.group_commit import GroupCommit
 from farhand.store.ports import StoreError
 from farhand.store.sqlite.snapshots import BACKUPS_FOLDER, Snapshots

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from farhand.gateway.nodes.metrics import EVERY_SECONDS, METRICS, MetricsHistory, Reading
 from farhand.gateway.nodes.queries import Queries, read_answer
 from farhand.gateway.nodes.registry import NodeRegistry
-from farhand.gateway.upkeep.periodic import PeriodicTask
+from farhand.gateway.repeating import PeriodicTask
 from farhand.protocol.errors import ToolError
 
 ANSWER_SECONDS = 5.0

@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from farhand.gateway.upkeep.periodic import PeriodicTask
+from farhand.gateway.repeating import PeriodicTask
 from farhand.store.history import pruning
 from farhand.store.journal.events import last_event
 from farhand.store.ports import Store, Tx

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from farhand.gateway.access.credentials import Credentials
-from farhand.gateway.upkeep.periodic import PeriodicTask
+from farhand.gateway.repeating import PeriodicTask
 
 # The longest wait: the wall clock may change, and a new token may expire before all others.
 LONGEST_WAIT = 1.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 
 from farhand.gateway.access.credentials import Credentials
-from farhand.gateway.upkeep.periodic import PeriodicTask
+from farhand.gateway.repeating import PeriodicTask
 from farhand.store.ports import Store, StoreError
 from farhand.store.tables.tokens import tokens_used
 
