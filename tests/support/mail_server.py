@@ -192,8 +192,9 @@ service submission-login {{
             mails = []
             for number in found[0].split():
                 _, data = imap.fetch(number.decode(), "(BODY.PEEK[])")
-                assert isinstance(data[0], tuple)
-                mails.append(email.message_from_bytes(data[0][1], policy=email.policy.default))
+                # Others may read the box at the same time: the server then adds lines about their changes.
+                content = [part[1] for part in data if isinstance(part, tuple)]
+                mails += [email.message_from_bytes(raw, policy=email.policy.default) for raw in content]
             return mails
         finally:
             imap.logout()
