@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from farhand.gateway.nodes.metrics import MOST_BYTES, MetricsHistory, first_moment
-from farhand.gateway.upkeep.periodic import PeriodicTask
+from farhand.gateway.repeating import PeriodicTask
 from farhand.machine.files.private_files import open_private
 
 log = logging.getLogger(__name__)
