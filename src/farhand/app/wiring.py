@@ -398,6 +398,7 @@ async def build(
         invalid=credentials.ended,
         first_number=1 if member is None else member.first_stream,
         check_folder=gate.check_folder_transfer,
+        reserve=gate.charge_transfer,
     )
     credentials.subscribe(gate.credential_ended)
     credentials.subscribe(transfers.credential_ended)

@@ -189,3 +189,21 @@ def test_counters_survive_a_kill_without_double_counting(tmp_path: Path) -> None
         assert use["calls"]["used"] == 2 and use["wall_seconds"]["reserved"] == 0
         assert call(gateway, token["token"], "hands__Bash", TRUE)["ok"] is True
         assert call(gateway, token["token"], "hands__Bash", TRUE)["state"] == "denied"
+
+
+def test_transfers_and_the_output_of_commands_count_as_bytes(hands: NodeProcess) -> None:
+    gateway = hands.gateway
+    (hands.workspace / "large.bin").write_bytes(b"x" * 300_000)
+    token = made(gateway, "--budget", "bytes=400000/day", "--budget", "calls=20/day")
+    copy = "/v1/transfers/content?source=hands:large.bin"
+    first = gateway.request("GET", copy, token=token["token"])
+    assert first.status == 200 and len(first.body) == 300_000
+    wait_until(lambda: shown(gateway, f"token:{token['id']}")["bytes"]["reserved"] == 0, what="the end")
+    use = shown(gateway, f"token:{token['id']}")
+    assert use["bytes"]["used"] == 300_000 and use["calls"]["used"] == 1
+    second = gateway.request("GET", copy, token=token["token"])
+    assert second.status == 403 and b"bytes per day" in second.body, second
+    started = call(gateway, token["token"], "hands__Bash", {"command": "head -c 90000 /dev/zero | tr '\\0' y"})
+    output = f"/v1/calls/{started['request_id']}/output?wait=0"
+    denied = gateway.request("GET", output, token=token["token"])
+    assert denied.status == 403 and b"used up" in denied.body, denied

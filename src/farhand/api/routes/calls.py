@@ -20,6 +20,7 @@ from farhand.api.server.streams import until_gone
 from farhand.gateway.access.credentials import Scope
 from farhand.gateway.calls.admission import Lookup, look_up, offers_to
 from farhand.gateway.calls.catalog import Catalog, Offer
+from farhand.gateway.calls.charging import Meter
 from farhand.gateway.calls.gate import Gate
 from farhand.gateway.calls.open_call import CallLogLine, CallProgress
 from farhand.gateway.calls.output_redaction import covered
@@ -267,11 +268,14 @@ class CallRoutes:
         if record.node_id is None:
             raise Problem(404, "not_found", f"call {record.id} runs no command on a node")
         node_id, of, size = record.node_id, {"call_id": record.id}, 0
+        meter = await self._gate.meter(request.principal)
         async for piece in request.stream():
             for start in range(0, len(piece), INPUT_BYTES):
                 part = bytes(piece[start : start + INPUT_BYTES])
+                await meter.add(len(part))
                 await self._commands.send(node_id, of, data=part)
                 size += len(part)
+        await meter.close()
         if request.flag("close"):
             await self._commands.send(node_id, of, close=True)
         return {"written": size}
@@ -300,7 +304,10 @@ class CallRoutes:
         wait = request.flag("wait") and wanted is None
         if wanted is not None:
             offset = wanted.first
-        pages = covered(lambda place: self._commands.output(node_id, of, place, wait=wait), offset, self._secrets)
+        meter = await self._gate.meter(request.principal)
+        pages = _metered(
+            covered(lambda place: self._commands.output(node_id, of, place, wait=wait), offset, self._secrets), meter
+        )
         first = await anext(pages)
         headers = [(b"x-offset", b"%d" % first.offset)]
         if wait:
@@ -336,6 +343,17 @@ class CallRoutes:
 
 def _no_call(request: Request) -> Problem:
     return Problem(404, "not_found", f"there is no call {request.params['call_id'][:100]!r}")
+
+
+async def _metered(pages: AsyncGenerator[Output, None], meter: Meter) -> AsyncGenerator[Output, None]:
+    """Yield pages, and count their bytes against budgets. Raises Denied once a limit is reached."""
+    try:
+        async with aclosing(pages):
+            async for page in pages:
+                await meter.add(len(page.data))
+                yield page
+    finally:
+        await meter.close()
 
 
 async def _bytes(first: Output, pages: AsyncIterator[Output]) -> AsyncGenerator[bytes, None]:

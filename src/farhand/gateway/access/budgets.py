@@ -195,9 +195,11 @@ class Budgets:
         """Replace a reservation with what was used."""
         await self._database.write(partial(table.settle, hold=hold, actual=actual, now=self._clock()))
 
-    async def count(self, limits: Sequence[Limit], amounts: Mapping[Unit, int]) -> None:
-        """Count what was used."""
-        await self._database.write(partial(table.add, limits=limits, amounts=amounts, now=self._clock()), durable=False)
+    async def count(self, limits: Sequence[Limit], amounts: Mapping[Unit, int]) -> str | None:
+        """Count what was used; return why no more may be used, if a limit is reached."""
+        operation = partial(table.add, limits=limits, amounts=amounts, now=self._clock())
+        exceeded = await self._database.write(operation, durable=False)
+        return None if exceeded is None else self.explain(exceeded)
 
     def explain(self, error: BudgetExceeded) -> str:
         return explain(error, self._clock())

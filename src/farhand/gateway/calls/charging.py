@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
 import msgspec
 
+from farhand.gateway.access.budgets import Budgets
+from farhand.gateway.calls.admission import Denied
 from farhand.gateway.calls.catalog import Target, read_arguments
 from farhand.gateway.calls.pinning import TRANSFER
 from farhand.gateway.nodes.endpoints import WORKSPACE, longest_id
 from farhand.gateway.nodes.registry import NodeRegistry
 from farhand.protocol.calls import ToolCall
 from farhand.protocol.errors import InvalidArgs
-from farhand.store.ports import Tx
+from farhand.store.ports import StoreError, Tx
 from farhand.store.tables.accounts.budgets import Limit, Unit, Want, take
 from farhand.store.tables.calls import CallRecord
 
 # What a call reserves for its result, whose size is not known before.
 RESULT_BYTES: Final = 64 * 1024
+# A meter stores what it counted after as much.
+METER_BYTES: Final = 64 * 1024
+METER_SECONDS: Final = 5.0
 
 
 class Charge(msgspec.Struct, frozen=True):
@@ -51,6 +58,40 @@ def used_by(record: CallRecord) -> Mapping[Unit, int]:
     size = len(bytes(record.args)) + (0 if record.result is None else memoryview(record.result).nbytes)
     size += len((record.error_message or "").encode(errors="replace"))
     return {Unit.BYTES: size, Unit.WALL_SECONDS: round(record.duration_ms or 0)}
+
+
+class Meter:
+    """Counts what passes through a connection that is no call, such as that of a terminal."""
+
+    def __init__(self, budgets: Budgets, limits: Sequence[Limit], *, timed: bool) -> None:
+        """`timed`: the time of the connection counts too. Call `close` at its end."""
+        counted = (Unit.BYTES, Unit.WALL_SECONDS) if timed else (Unit.BYTES,)
+        self._budgets = budgets
+        self._limits = [limit for limit in limits if limit.unit in counted]
+        self._bytes = 0
+        self._since = time.monotonic()
+
+    async def add(self, size: int) -> None:
+        """Count bytes. Raises Denied once a limit is reached, which may be noticed a little later."""
+        self._bytes += size
+        if self._limits and (self._bytes >= METER_BYTES or time.monotonic() - self._since >= METER_SECONDS):
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Store what was counted. Raises Denied once a limit is reached."""
+        if not self._limits:
+            return
+        now = time.monotonic()
+        amounts = {Unit.BYTES: self._bytes, Unit.WALL_SECONDS: round((now - self._since) * 1000)}
+        self._bytes, self._since = 0, now
+        reason = await self._budgets.count(self._limits, amounts)
+        if reason is not None:
+            raise Denied(reason)
+
+    async def close(self) -> None:
+        """Store the rest."""
+        with contextlib.suppress(Denied, StoreError):
+            await self.flush()
 
 
 def nodes_of(call: ToolCall, target: Target | None, registry: NodeRegistry) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from farhand.gateway.access.secrets import Secrets
 from farhand.gateway.access.standing_approvals import StandingApprovals
 from farhand.gateway.calls.admission import Denied, allow, repeated_frame, request_frame, time_limit, unambiguous
 from farhand.gateway.calls.catalog import Catalog, SwitchedOff, Target, read_arguments
-from farhand.gateway.calls.charging import Charge, nodes_of, wants_of
+from farhand.gateway.calls.charging import Charge, Meter, machines_of, nodes_of, wants_of
 from farhand.gateway.calls.lifecycle import Lifecycle
 from farhand.gateway.calls.node_calls import NodeCalls
 from farhand.gateway.calls.open_call import OpenCall, Waiting, bare, ended, is_preview, new_call_id
@@ -44,7 +44,7 @@ from farhand.protocol.redaction import KnownSecrets
 from farhand.store.ports import Store, StoreError, Tx
 from farhand.store.tables import calls
 from farhand.store.tables import idempotency as keys
-from farhand.store.tables.accounts.budgets import BudgetExceeded, Limit, Unit
+from farhand.store.tables.accounts.budgets import BudgetExceeded, Limit, Unit, Want
 from farhand.store.tables.calls import CallRecord, CallState
 from farhand.store.tables.fleet import LinkMoved, check_link
 from farhand.store.tables.waiting_calls import ApprovalState, all_waiting, begin_waiting, find_approval, trial_of
@@ -302,6 +302,31 @@ class Gate:
             origins,
             approved=approval is not None and approval.state is ApprovalState.APPROVED,
         )
+
+    async def charge_transfer(self, transfer_id: str, ends: Mapping[str, str], credential: str, size: int) -> None:
+        """Reserve what a transfer uses of budgets, once its size is known. Raises Denied.
+
+        `transfer_id` is that of its call, if a call began it. The transfer settles `transfer:ID` when it ends.
+        """
+        opened = self._open(transfer_id)
+        wants = {Unit.BYTES: Want(size, size)}
+        if opened is not None and opened.principal is not None:
+            limits = await self.budgets.limits(opened.principal, opened.record.session_key)
+        else:  # it is no call, so it counts as one
+            limits = await self.budgets.limits(Principal(self._named(credential)), None)
+            wants |= {Unit.CALLS: Want(1, 1), Unit.WALL_SECONDS: Want(0, 1)}
+        if limits:
+            nodes = machines_of(list(ends.values()), self._node_registry)
+            try:
+                await self.budgets.take(f"transfer:{transfer_id}", limits, wants, nodes)
+            except BudgetExceeded as exceeded:
+                raise Denied(self.budgets.explain(exceeded)) from None
+
+    async def meter(self, principal: Principal, *, timed: bool = False) -> Meter:
+        """Return a meter for a connection of a principal. Raises Denied if nothing is left for it."""
+        meter = Meter(self.budgets, await self.budgets.limits(principal, None), timed=timed)
+        await meter.flush()
+        return meter
 
     def check_attach(self, record: CallRecord, principal: Principal) -> None:
         """Check that a principal may send input to the command of a call: it needs the rights to make that call.

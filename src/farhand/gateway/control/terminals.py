@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
 import msgspec
 
 from farhand.gateway.access.principal import Principal
+from farhand.gateway.calls.charging import Meter
 from farhand.gateway.calls.gate import Gate
 from farhand.gateway.calls.open_call import OpenCall, new_call_id
 from farhand.gateway.nodes.output import Output, RemoteCommands
@@ -145,13 +146,14 @@ class Terminals:
         call = ToolCall(new_call_id(), tool, msgspec.Raw(msgspec.json.encode(args)))
         return await self._gate.begin(call, principal=principal, idempotency_key=idempotency_key)
 
-    @contextlib.contextmanager
-    def viewing(self, record: CallRecord, principal: Principal, address: str) -> Iterator[Viewer]:
-        """Let a principal watch a terminal and type into it.
+    @contextlib.asynccontextmanager
+    async def viewing(self, record: CallRecord, principal: Principal, address: str) -> AsyncIterator[Viewer]:
+        """Let a principal watch a terminal and type into it; time and bytes count against its budgets.
 
         Raises NotAllowed where it could not have opened the terminal, Failed if there are too many viewers.
         """
         self._gate.check_attach(record, principal)
+        meter = await self._gate.meter(principal, timed=True)
         node = record.node_id or ""
         if self._viewers[record.id] >= MAX_VIEWERS or self._viewers_of_node[node] >= MAX_VIEWERS_OF_NODE:
             raise Failed(
@@ -162,26 +164,33 @@ class Terminals:
         who = {"node": node, "by": principal.id, "address": address}
         self._note("terminal.attached", record.id, who)
         try:
-            yield Viewer(record, self._commands, self._node_registry, self._secrets)
+            yield Viewer(record, self._commands, self._node_registry, self._secrets, meter)
         finally:
             self._note("terminal.detached", record.id, who)
             for count, name in ((self._viewers, record.id), (self._viewers_of_node, node)):
                 count[name] -= 1
                 if not count[name]:
                     del count[name]
+            await meter.close()
 
 
 class Viewer:
     """One client of a terminal."""
 
     def __init__(
-        self, record: CallRecord, commands: RemoteCommands, node_registry: NodeRegistry, secrets: KnownSecrets
+        self,
+        record: CallRecord,
+        commands: RemoteCommands,
+        node_registry: NodeRegistry,
+        secrets: KnownSecrets,
+        meter: Meter,
     ) -> None:
         self._node_id = record.node_id or ""
         self._of = {"call_id": record.id}
         self._commands = commands
         self._node_registry = node_registry
         self._secrets = secrets
+        self._meter = meter
 
     @property
     def online(self) -> bool:
@@ -190,6 +199,7 @@ class Viewer:
 
     async def type(self, data: bytes) -> None:
         """Send input; return when the terminal's program has read most of it. Raises ToolError."""
+        await self._meter.add(len(data))
         await self._commands.send(self._node_id, self._of, data=data)
 
     async def resize(self, cols: int, rows: int) -> None:
@@ -210,6 +220,7 @@ class Viewer:
             wait_ms = 0 if not begun else HOLD_MS if held else WAIT_MS
             ask = position if not begun else position + len(held)
             page = await self._page(ask, wait_ms)
+            await self._meter.add(len(page.data))
             if not begun or page.offset != ask:  # the beginning, or a gap: it may be the end of a secret
                 rest = self._secrets.leading_partial(page.data) if page.offset else 0
                 page = msgspec.structs.replace(page, data=b"*" * rest + page.data[rest:])

@@ -51,6 +51,7 @@ from farhand.protocol.messages import (
 from farhand.protocol.names import source_name
 from farhand.protocol.version import MIB
 from farhand.store.ports import Store, StoreError, Tx
+from farhand.store.tables.accounts.budgets import Unit, settle
 from farhand.store.tables.transfers import (
     TransferRecord,
     TransferState,
@@ -121,6 +122,9 @@ class Claim(Protocol):
 # Takes the id of a transfer, its ends, its credential and its agent. Raises ToolError if it may not go on.
 CheckFolder = Callable[[str, Mapping[str, str], str, str | None], Awaitable[None]]
 
+# Takes the id of a transfer, its ends, its credential and its size. Raises ToolError if a budget does not allow it.
+Reserve = Callable[[str, Mapping[str, str], str, int], Awaitable[None]]
+
 # Makes the workspace endpoint of a transfer: for an agent, at a path, in a role.
 MakeEnd = Callable[[str | None, str, Role], OwnEnd]
 
@@ -162,13 +166,16 @@ class Transfers:
         frozen: Callable[[], FreezeOrder | None] = lambda: None,
         invalid: Callable[[Iterable[str]], str | None] = lambda _: None,
         check_folder: CheckFolder | None = None,
+        reserve: Reserve | None = None,
         first_number: int = 1,
     ) -> None:
         """`workspace` makes the endpoints named `gsv:`. `frozen` returns the order under which no transfer starts,
         `invalid` why a transfer of some credentials is no longer valid. `check_folder` applies the policy to a transfer
-        whose source turns out to be a folder. `first_number`: where the numbers of streams begin.
+        whose source turns out to be a folder. `reserve` counts it against budgets.
+        `first_number`: where the numbers of streams begin.
         """
         self._check_folder = check_folder
+        self._reserve = reserve
         self._database = database
         self._node_registry = node_registry
         self._queries = queries
@@ -541,8 +548,10 @@ class Transfers:
             ticket = self._ticket(carriage, "send", sender)
             sender.tell(TransferOpen(stream.number, record.id, "send", opened.source.path, ticket=ticket))
             offer = await self._patiently(stream, stream.offered)
+            ends = {"source": record.source, "destination": record.destination}
+            if self._reserve is not None:
+                await self._reserve(record.id, ends, record.credential, offer.size)
             if offer.folder and self._check_folder is not None:
-                ends = {"source": record.source, "destination": record.destination}
                 await self._check_folder(record.id, ends, record.credential, record.agent_id)
             if "send" not in opened.own:
                 offer = msgspec.structs.replace(offer, name=source_name(opened.source.path))
@@ -631,8 +640,14 @@ class Transfers:
             error_message=failure.message.encode(errors="backslashreplace").decode() if failure else None,
             ended_at=now,
         )
+        used = {Unit.BYTES: record.bytes_done, Unit.WALL_SECONDS: max(0, now - record.created_at)}
+
+        def write(store: Tx) -> None:
+            save_transfer(store, record, now)
+            settle(store, f"transfer:{record.id}", used, now)
+
         try:
-            await self._database.write(lambda store: save_transfer(store, record, now))
+            await self._database.write(write)
         except Exception as error:  # in any case, the caller must not wait forever
             log.error("failed to record the end of transfer %s: %s", record.id, error)
         opened.record = record

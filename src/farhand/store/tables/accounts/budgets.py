@@ -151,12 +151,17 @@ def settle(tx: Tx, hold: str, actual: Mapping[Unit, int], now: int) -> None:
         tx.execute("DELETE FROM budget_holds WHERE id = ?", (hold,))
 
 
-def add(tx: Tx, limits: Iterable[Limit], amounts: Mapping[Unit, int], now: int) -> None:
-    """Count what was used without a reservation."""
-    rows = [
-        (one.subject, str(one.unit), one.span(now), amounts[one.unit], now) for one in limits if one.unit in amounts
-    ]
-    tx.executemany(_ADD, rows)
+def add(tx: Tx, limits: Sequence[Limit], amounts: Mapping[Unit, int], now: int) -> BudgetExceeded | None:
+    """Count what was used without a reservation; return the limit that is reached, if one is."""
+    counted = [limit for limit in limits if limit.unit in amounts]
+    tx.executemany(
+        _ADD,
+        [(one.subject, str(one.unit), one.span(now), amounts[one.unit], now) for one in counted if amounts[one.unit]],
+    )
+    for limit in counted:
+        if not (use := use_of(tx, limit, now)).left:
+            return BudgetExceeded(use, 1)
+    return None
 
 
 def use_of(tx: Tx, limit: Limit, now: int) -> Use:
