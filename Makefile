@@ -66,6 +66,9 @@ docs: $(VENV)/.dev-ready   ## build the documentation site into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	@echo "Open site/index.html. With search: $(BIN)/python -m http.server --bind 127.0.0.1 --directory site 8000"
 
+release: $(VENV)/.dev-ready   ## build wheel, sdist, bills of materials and checksums into dist (ARGS="--key FILE" signs them)
+	$(BIN)/python scripts/release.py $(ARGS)
+
 lock:             ## resolve the development dependencies again into requirements/*.lock (needs uv)
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links \
 		--no-annotate --no-header --extra dev pyproject.toml --output-file requirements/dev.lock

@@ -1,3 +1,3 @@
 """Farhand: a self-hosted gateway that gives an AI agent hands on every machine you own."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
