@@ -317,8 +317,9 @@ class Proxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listener.getsockname()[1])
         self.url = f"ws://127.0.0.1:{self.port}/v1/nodes/ws"
-        self._flowing = threading.Event()
-        self._flowing.set()
+        # To and from the target.
+        self._flowing = (threading.Event(), threading.Event())
+        self.thaw()
         self._refusing = False
         self._lock = threading.Lock()
         self._sockets: list[socket.socket] = []
@@ -347,12 +348,17 @@ class Proxy:
     def admit(self) -> None:
         self._refusing = False
 
-    def freeze(self) -> None:
-        """Every link stays open and carries nothing any more, as when a cable is pulled."""
-        self._flowing.clear()
+    def freeze(self, *ways: int) -> None:
+        """Every link stays open and carries nothing any more, as when a cable is pulled.
+
+        `ways`: 0 to the target, 1 from it; by default both.
+        """
+        for way in ways or (0, 1):
+            self._flowing[way].clear()
 
     def thaw(self) -> None:
-        self._flowing.set()
+        for way in self._flowing:
+            way.set()
 
     def spoiled(self, data: bytes) -> bytes:
         """What becomes of bytes on their way; here, nothing."""
@@ -380,12 +386,12 @@ class Proxy:
     def _carry(self, source: socket.socket, sink: socket.socket, counts: bool) -> None:
         try:
             while data := source.recv(65536):
-                self._flowing.wait()
+                self._flowing[counts].wait()
                 self.carried += len(data) * counts
                 if self.pace:
                     time.sleep(self.pace * len(data) / (1024 * 1024))
                 sink.sendall(self.spoiled(data))
-            self._flowing.wait()
+            self._flowing[counts].wait()
         except OSError:
             pass
         for one in (source, sink):

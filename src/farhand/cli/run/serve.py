@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,10 +21,14 @@ from farhand.cli.run.local_node import LocalNode
 from farhand.cli.run.runtime import run_loop, set_up_logging
 from farhand.machine.home import home_folder, make_home
 from farhand.node.names import default_node_id
+from farhand.protocol.errors import FarhandError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
+# Set for a gateway that starts itself again.
+STARTS_ANEW = "FARHAND_STARTS_ANEW"
+ANEW_SECONDS = 1.0
 FOLDER = click.Path(file_okay=False)
 FILE = click.Path(exists=True, dir_okay=False)
 OPTIONS = (
@@ -87,13 +93,25 @@ def _run_gateway(options: dict[str, Any], workspace: str | None, *, with_node: b
         if with_node:
             local = LocalNode(gateway, home, gateway.workspace, section.tls_cert or None)
 
+    anew = os.environ.pop(STARTS_ANEW, "") == "1"
     try:
-        run_loop(running.run(os.environ, ready))
+        while True:
+            try:
+                run_loop(running.run(os.environ, ready))
+                break
+            except FarhandError as error:
+                if not anew or running.url:
+                    raise
+                # Others took over from this gateway, for which nobody else may start it again.
+                logging.getLogger("farhand").warning("cannot start anew yet: %s", error)
+                time.sleep(ANEW_SECONDS)
+                running = Gateway(home, settings, workspace=folder, open=options["open_"], on_secrets=log.know)
     finally:
         if local is not None:
             local.stop()
     if running.superseded:
-        os.execv(sys.executable, [sys.executable, "-m", "farhand", *sys.argv[1:]])  # noqa: S606
+        os.environ[STARTS_ANEW] = "1"
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606
     if options["as_json"] and not running.url:
         print_only({"ready": False, "home": str(home), "version": __version__, "pid": os.getpid()})
 

@@ -30,7 +30,7 @@ from farhand.gateway.sessions.sessions import Sessions
 from farhand.gateway.workspace.workspace import Workspace
 from farhand.protocol.errors import InvalidArgs, NotFound, ToolError
 from farhand.protocol.untrusted import one_line
-from farhand.store.ports import Store, Tx
+from farhand.store.ports import Store, StoreError, Tx
 from farhand.store.tables import outbox, pairings
 from farhand.store.tables.outbox import AwaitedReply, Place
 from farhand.store.tables.pairings import Pairing, PairingState
@@ -181,6 +181,9 @@ class Reception:
                     await asyncio.sleep(LEASE_SECONDS)
                 await channel.run(take)
                 return
+            except StoreError as error:
+                self.troubles[name] = str(error)
+                await asyncio.sleep(LEASE_SECONDS)
             except Exception as error:
                 self.troubles[name] = f"{type(error).__name__}: {error}"
                 log.exception("channel %s stopped listening; restarting in %g s", name, RESTART_SECONDS)

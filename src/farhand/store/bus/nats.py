@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import Any, Final
 
@@ -18,7 +19,10 @@ from farhand.store.ports import Handler, NoResponder, ReplyUnknown
 log = logging.getLogger(__name__)
 
 CONNECT_SECONDS: Final = 5.0
-RECONNECT_SECONDS: Final = 0.5
+RECONNECT_SECONDS: Final = 0.3
+# How often the server is asked whether it is there, and how long its answer may take.
+LOOK_SECONDS: Final = 1.0
+ANSWER_SECONDS: Final = 3
 # Asks go to one subscriber of this group; published messages go to every subscriber.
 GROUP: Final = "ask"
 # The header of a reply that is not one: the handler failed.
@@ -37,6 +41,40 @@ def shown_address(url: str) -> str:
     return f"{scheme}://{rest.rpartition('@')[2]}"
 
 
+async def _connected(url: str) -> Client:
+    """Return a connected client. Raises NatsUnavailable, without a password in its text."""
+    lost: list[Exception] = []
+
+    async def failed(error: Exception) -> None:
+        lost.append(error)
+
+    try:
+        return await asyncio.wait_for(
+            nats.connect(
+                url,
+                name="farhand",
+                connect_timeout=CONNECT_SECONDS,
+                allow_reconnect=False,
+                max_reconnect_attempts=-1,
+                error_cb=failed,
+            ),
+            CONNECT_SECONDS,
+        )
+    except TimeoutError:
+        reason = str(lost[-1]) if lost else f"no answer within {CONNECT_SECONDS:g} s"
+        raise NatsUnavailable(f"cannot reach the bus {shown_address(url)}: {reason}") from None
+    except Exception as error:  # the client raises whatever the socket or the URL raised
+        reason = str(lost[-1] if lost else error) or type(error).__name__
+        raise NatsUnavailable(f"cannot reach the bus {shown_address(url)}: {reason}") from None
+
+
+async def _closed(client: Client) -> None:
+    """Close a client whose server may not answer any more."""
+    with contextlib.suppress(nats.errors.Error, TimeoutError, OSError):
+        async with asyncio.timeout(ANSWER_SECONDS):
+            await client.close()
+
+
 class NatsSubscription:
     """A subscription that is made, and ended, in the order of the calls."""
 
@@ -45,12 +83,17 @@ class NatsSubscription:
         self._handler = handler
         self._subject = subject
         self._subscribers: list[NatsSubscriber] = []
+        # The client it was made with.
+        self._client: Client | None = None
         self._closed = False
 
     async def open(self) -> None:
-        if not self._closed:
+        """Subscribe with the present client, also after the one before it was lost."""
+        client = self._bus.client
+        if not self._closed and self._client is not client:
+            self._client, self._subscribers = client, []
             for subject, queue in ((f"{self._subject}.ask", GROUP), (f"{self._subject}.all", "")):
-                self._subscribers.append(await self._bus.client.subscribe(subject, queue, self._heard))
+                self._subscribers.append(await client.subscribe(subject, queue, self._heard))
 
     async def _heard(self, message: Msg) -> None:
         # Handled in a task: the client delivers the next message of a subject only after this returns.
@@ -62,6 +105,7 @@ class NatsSubscription:
     def close(self) -> None:
         if not self._closed:
             self._closed = True
+            self._bus.forget(self)
             self._bus.later(self._end)
 
     async def _end(self) -> None:
@@ -78,48 +122,45 @@ class NatsBus:
         self._tasks: set[asyncio.Task[None]] = set()
         # Subscriptions and messages that are sent one after the other.
         self._orders: asyncio.Queue[Any] = asyncio.Queue(MOST_WAITING)
+        self._subscriptions: list[NatsSubscription] = []
         self._sender: asyncio.Task[None] | None = None
+        self._keeper: asyncio.Task[None] | None = None
 
     @classmethod
     async def open(cls, url: str) -> NatsBus:
         """Connect. Raises NatsUnavailable, without a password in its text."""
-        lost: list[Exception] = []
-
-        async def failed(error: Exception) -> None:
-            lost.append(error)
-
-        async def disconnected() -> None:
-            log.error("the bus %s is not available; the gateway connects again by itself", shown_address(url))
-
-        async def reconnected() -> None:
-            log.info("the bus %s is available again", shown_address(url))
-
-        try:
-            client = await asyncio.wait_for(
-                nats.connect(
-                    url,
-                    name="farhand",
-                    connect_timeout=CONNECT_SECONDS,
-                    allow_reconnect=True,
-                    max_reconnect_attempts=-1,
-                    reconnect_time_wait=RECONNECT_SECONDS,
-                    ping_interval=5,
-                    max_outstanding_pings=2,
-                    error_cb=failed,
-                    disconnected_cb=disconnected,
-                    reconnected_cb=reconnected,
-                ),
-                CONNECT_SECONDS,
-            )
-        except TimeoutError:
-            reason = str(lost[-1]) if lost else f"no answer within {CONNECT_SECONDS:g} s"
-            raise NatsUnavailable(f"cannot reach the bus {shown_address(url)}: {reason}") from None
-        except Exception as error:  # the client raises whatever the socket or the URL raised
-            reason = str(lost[-1] if lost else error) or type(error).__name__
-            raise NatsUnavailable(f"cannot reach the bus {shown_address(url)}: {reason}") from None
-        bus = cls(client, url)
-        bus._sender = asyncio.get_running_loop().create_task(bus._send_orders())
+        bus = cls(await _connected(url), url)
+        loop = asyncio.get_running_loop()
+        bus._sender, bus._keeper = loop.create_task(bus._send_orders()), loop.create_task(bus._keep_connected())
         return bus
+
+    async def _keep_connected(self) -> None:
+        """Notice when the server does not answer, and connect again: with a new client, which has no old state."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            try:
+                await self.client.flush(timeout=ANSWER_SECONDS)
+                continue
+            except (nats.errors.Error, TimeoutError, OSError) as error:
+                reason = type(error).__name__
+            log.error(
+                "the bus %s is not available (%s); the gateway connects again by itself",
+                shown_address(self.url),
+                reason,
+            )
+            await _closed(self.client)
+            while True:
+                try:
+                    self.client = await _connected(self.url)
+                    for subscription in list(self._subscriptions):
+                        await subscription.open()
+                    await self.client.flush(timeout=ANSWER_SECONDS)
+                    break
+                except (NatsUnavailable, nats.errors.Error, TimeoutError, OSError) as error:
+                    log.debug("%s", error)
+                    await _closed(self.client)
+                    await asyncio.sleep(RECONNECT_SECONDS)
+            log.info("the bus %s is available again", shown_address(self.url))
 
     @property
     def connected(self) -> bool:
@@ -150,16 +191,25 @@ class NatsBus:
 
     def serve(self, subject: str, handler: Handler) -> NatsSubscription:
         subscription = NatsSubscription(self, subject, handler)
+        self._subscriptions.append(subscription)
         self.later(subscription.open)
         return subscription
 
     async def close(self) -> None:
         if self._sender is not None:
-            await self._orders_sent()
+            if self.connected:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(ANSWER_SECONDS):
+                        await self._orders_sent()
             self._sender.cancel()
-        for task in list(self._tasks):
+        for task in (*self._tasks, *filter(None, [self._keeper])):
             task.cancel()
-        await self.client.close()
+        await _closed(self.client)
+
+    def forget(self, subscription: NatsSubscription) -> None:
+        """Do not subscribe again after the connection is lost."""
+        if subscription in self._subscriptions:
+            self._subscriptions.remove(subscription)
 
     # -- for subscriptions ------------------------------------------------------------------------------
 
@@ -204,6 +254,6 @@ class NatsBus:
                 if self._orders.empty():
                     await self.client.flush(timeout=2)
             except (nats.errors.Error, TimeoutError, OSError) as error:
-                log.warning("failed to send to the bus: %s", type(error).__name__)
+                log.debug("failed to send to the bus: %s", type(error).__name__)
             finally:
                 self._orders.task_done()

@@ -34,6 +34,8 @@ OLDEST_SERVER: Final = 140_000
 MIGRATION_LOCK: Final = 0x66_61_72_68_61_6E_64
 # A server that is gone without a word is noticed after about this time.
 SILENCE_SECONDS: Final = 10
+# A gateway of a fleet that stands still in the middle of a transaction loses it after this time.
+IDLE_SECONDS: Final = 4
 _OPTIONS: Final = {
     "connect_timeout": CONNECT_SECONDS,
     "tcp_user_timeout": SILENCE_SECONDS * 1000,
@@ -254,7 +256,14 @@ class PostgresStore(GroupCommit):
         return epoch
 
     def _name_connection(self, replica: str) -> None:
-        psycopg.RawCursor(self._connection).execute("SELECT set_config('farhand.replica', $1, false)", [replica])
+        """Let new rows carry their owner, and the server end a transaction of a gateway that stands still: it holds
+        the lock that all gateways need.
+        """
+        psycopg.RawCursor(self._connection).execute(
+            "SELECT set_config('farhand.replica', $1, false), "
+            "set_config('idle_in_transaction_session_timeout', $2, false)",
+            [replica, str(IDLE_SECONDS * 1000)],
+        )
 
     def _settled_doubt(self) -> list[Result]:
         """Find out whether the group was committed during whose commit the connection was lost."""
