@@ -18,6 +18,7 @@ from farhand.gateway.access.budgets import Budgets
 from farhand.gateway.access.credentials import OWNER, Credentials
 from farhand.gateway.access.freeze_hold import FreezeHold
 from farhand.gateway.access.principal import Principal
+from farhand.gateway.access.secrets import Secrets
 from farhand.gateway.calls.catalog import Catalog
 from farhand.gateway.calls.gate import Gate
 from farhand.gateway.calls.search import CallSearch
@@ -57,6 +58,7 @@ def open_mcp(
     queries: Queries,
     credentials: Credentials,
     secrets: KnownSecrets,
+    handles: Secrets,
     models: Models,
     frozen: FreezeHold,
     budgets: Budgets,
@@ -76,6 +78,7 @@ def open_mcp(
         node_registry,
         queries,
         secrets,
+        handles,
         settings=lambda: live.now.mcp,
         named_nodes=lambda: credentials.named_nodes,
         model=model,

@@ -9,6 +9,7 @@ from farhand.app.fleet import Member
 from farhand.channels.registry import ChannelError, make_channels
 from farhand.config import Config
 from farhand.gateway.access.credentials import Credentials
+from farhand.gateway.access.secrets import Secrets
 from farhand.gateway.control.approvals import Approvals
 from farhand.gateway.messaging.approvals import ChannelApprovals
 from farhand.gateway.messaging.channel import ChannelKind, PostedChannel
@@ -44,6 +45,7 @@ class Messaging:
         approvals: Approvals,
         credentials: Credentials,
         secrets: KnownSecrets,
+        handles: Secrets,
         *,
         kinds: Mapping[str, Callable[[], ChannelKind]],
         clock: Callable[[], int],
@@ -86,7 +88,7 @@ class Messaging:
             frozen=lambda: None if (order := frozen()) is None else order.summary,
             removed=credentials.announce_removed,
         )
-        for name, channel in make_channels(config.channels, environ, kinds).items():
+        for name, channel in make_channels(config.channels, environ, kinds, handles.resolved).items():
             self.outbox.connect(name, channel)
             if isinstance(channel, PostedChannel):
                 if name in config.hooks:

@@ -59,6 +59,7 @@ from farhand.app.plugins import CHANNELS, MODELS, OBJECTS, PluginError, Plugins
 from farhand.app.policy import policy_file
 from farhand.app.sandbox import LiveConfinement, open_trials
 from farhand.app.schedule import open_schedule, schedule_settings
+from farhand.app.setting_secrets import provider_secrets
 from farhand.config import LIVE_SECTIONS, Config, ConfigError, LiveConfig, ObjectsSection
 from farhand.gateway.access.credentials import Credentials, NodeTokens
 from farhand.gateway.access.daily_budget import keyed_call_budget, message_budget
@@ -310,8 +311,6 @@ async def build(
     stack.push_async_callback(objects.close)
     workspace = Workspace(objects)
     secrets = KnownSecrets()
-    models = open_models(live, environ, plugins, secrets)
-    stack.push_async_callback(models.close)
 
     owner = owner_token(home)
     secrets.add(owner, *store.node_tokens.secrets)
@@ -340,6 +339,8 @@ async def build(
 
     handles = Secrets(database, clock, secrets, functools.cache(lambda: secrets_key(home, environ)))
     handles.load(database.query(all_secrets))
+    models = open_models(live, environ, plugins, secrets, handles)
+    stack.push_async_callback(models.close)
 
     # Calls and transfers.
     frozen = FreezeHold()
@@ -480,6 +481,7 @@ async def build(
         approvals,
         credentials,
         secrets,
+        handles,
         kinds=plugins.loaders(CHANNELS),
         clock=clock,
         frozen=frozen,
@@ -513,6 +515,7 @@ async def build(
         queries,
         credentials,
         secrets,
+        handles,
         models,
         frozen,
         budgets,
@@ -751,7 +754,9 @@ def build_prompts(
     return Prompts(agents, node_registry, workspace=workspace_folder, files=files, skills=skills)
 
 
-def open_models(live: LiveConfig, environ: Mapping[str, str], plugins: Plugins, secrets: KnownSecrets) -> Models:
+def open_models(
+    live: LiveConfig, environ: Mapping[str, str], plugins: Plugins, secrets: KnownSecrets, handles: Secrets
+) -> Models:
     """Return the models of the settings in force. A key that is added to the file is hidden from then on."""
 
     def choice(config: Config) -> ModelChoice:
@@ -759,7 +764,13 @@ def open_models(live: LiveConfig, environ: Mapping[str, str], plugins: Plugins, 
         others = tuple(agent.model for agent in config.agents.values())
         return ModelChoice(config.providers, config.models, config.agent.model, others)
 
-    return Models(environ=environ, apis=plugins.loaders(MODELS), current=live.derive(choice))
+    return Models(
+        environ=environ,
+        apis=plugins.loaders(MODELS),
+        current=live.derive(choice),
+        resolved=provider_secrets(handles),
+        secrets_version=lambda: handles.version,
+    )
 
 
 def open_memory(

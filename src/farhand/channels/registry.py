@@ -14,7 +14,7 @@ from farhand.channels.console import ConsoleChannel
 from farhand.channels.library import missing
 from farhand.gateway.messaging.channel import Channel, ChannelKind, ChannelSettings
 from farhand.gateway.sessions.keys import agent_id
-from farhand.protocol.errors import FarhandError
+from farhand.protocol.errors import FarhandError, ToolError
 
 log = logging.getLogger(__name__)
 
@@ -42,11 +42,13 @@ def make_channels(
     tables: Mapping[str, Mapping[str, Any]],
     environ: Mapping[str, str],
     kinds: Mapping[str, Callable[[], ChannelKind]] | None = None,
+    resolved: Callable[[Any, str], Any] = lambda settings, _: settings,
 ) -> dict[str, Channel]:
     """Return the configured channels by table name, and the console. Raises ChannelError.
 
     Each key can be set in the environment, as in `FARHAND_CHANNELS_TELEGRAM_TOKEN`. `kinds` load the known kinds; if
-    one raises FarhandError, the error is logged and its channels are skipped.
+    one raises FarhandError, the error is logged and its channels are skipped. `resolved` puts the values of secrets in
+    settings, for `channel:NAME`; a channel without its secret is skipped too, since setting one needs a gateway.
     """
     kinds = kinds or {name: partial(_built_in, name) for name in KINDS}
     channels: dict[str, Channel] = {CONSOLE: ConsoleChannel()}
@@ -65,7 +67,11 @@ def make_channels(
         except FarhandError as error:
             log.error("[channels.%s] is left out: %s", name, error)
             continue
-        settings = _settings(name, {"kind": kind, **table}, found.settings, environ)
+        try:
+            settings = _settings(name, {"kind": kind, **table}, found.settings, environ, resolved)
+        except ToolError as error:
+            log.error("[channels.%s] is left out until the gateway starts again: %s", name, error.message)
+            continue
         if not settings.account:
             settings.account = "default" if name == kind else name
         settings.account = agent_id(settings.account, "default")
@@ -80,7 +86,11 @@ def make_channels(
 
 
 def _settings(
-    name: str, table: Mapping[str, Any], kind: type[ChannelSettings], environ: Mapping[str, str]
+    name: str,
+    table: Mapping[str, Any],
+    kind: type[ChannelSettings],
+    environ: Mapping[str, str],
+    resolved: Callable[[Any, str], Any],
 ) -> ChannelSettings:
     given = dict(table)
     for field in msgspec.structs.fields(kind):
@@ -89,7 +99,7 @@ def _settings(
             text = environ[variable]
             given[field.name] = text if field.type is str else _value(variable, text)
     try:
-        return msgspec.convert(given, kind)
+        return msgspec.convert(resolved(given, f"channel:{name}"), kind)
     except msgspec.ValidationError as error:
         reason, _, place = str(error).replace("`", "'").partition(" - at ")
         key = place.strip("'").removeprefix("$.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
@@ -18,6 +19,9 @@ from farhand.llm.recording import ReplayModel
 from farhand.llm.retry import RetryingModel, RetryPolicy
 from farhand.llm.settings import PROVIDERS, ModelSettings, Prices, ProviderSettings, prices_of
 from farhand.protocol.errors import FarhandError
+from farhand.protocol.secret_handles import MARK
+
+log = logging.getLogger(__name__)
 
 DEFAULT_PROVIDER = OPENAI = "openai"
 # Makes a model from its full name, its name at the provider, both settings, the key, and shared connections.
@@ -54,18 +58,25 @@ class Models:
         policy: Callable[[ProviderSettings], RetryPolicy] | None = None,
         apis: Mapping[str, Callable[[], MakeModel]] | None = None,
         current: Callable[[], ModelChoice] | None = None,
+        resolved: Callable[[str, ProviderSettings], ProviderSettings] | None = None,
+        secrets_version: Callable[[], int] = lambda: 0,
     ) -> None:
         """Configure the models.
 
         `default` applies if `FARHAND_MODEL` is not in the environment; `others` are further names in the settings, such
         as those of agents. `apis` load the interfaces for `[providers.NAME] api`; each is also a provider of its own
         name. `current` returns the settings in force instead of the four; a request uses those of its beginning.
+        `resolved` puts the values of secrets into the settings of a provider, by its name; it raises NotConfigured.
+        `secrets_version` changes with the secrets.
         """
         self._environ = environ or {}
         self._apis = apis or {OPENAI: lambda: OpenAIModel, "anthropic": lambda: AnthropicModel}
         fixed = ModelChoice(providers or {}, models or {}, default, tuple(others))
         self._current = current or (lambda: fixed)
         self._choice: ModelChoice | None = None
+        self._resolved = resolved or _without_secrets
+        self._secrets_version = secrets_version
+        self._version = -1
         self._policy = policy or (lambda provider: RetryPolicy(retries=provider.retries))
         self._connections = Connections()
         self._built: dict[str, Model] = {}
@@ -73,7 +84,9 @@ class Models:
 
     def _refresh(self) -> None:
         """Use the settings in force; models that were built from others are built again."""
-        choice = self._current()
+        choice, version = self._current(), self._secrets_version()
+        if version != self._version:
+            self._built, self._version = {}, version
         if choice is self._choice:
             return
         if choice != self._choice:
@@ -136,7 +149,13 @@ class Models:
     def server(self) -> tuple[str, str]:
         """Return address and key of the default model's provider, for its other services; both may be empty."""
         self._refresh()
-        provider = self._providers.get(self._place_of(self._default)[0], ProviderSettings())
+        name = self._place_of(self._default)[0]
+        provider = self._providers.get(name, ProviderSettings())
+        try:
+            provider = self._resolved(name, provider)
+        except NotConfigured as error:
+            log.warning("the other services of the provider %s get no key: %s", name, error)
+            provider = msgspec.structs.replace(provider, api_key="")
         return provider.base_url, provider.api_key or self._environ.get(provider.api_key_env, "")
 
     async def close(self) -> None:
@@ -161,8 +180,10 @@ class Models:
                 f"The model {name!r} names the provider {provider_name!r}, which has no base_url: add "
                 f"[providers.{provider_name}] to farhand.toml, or use one of {known}."
             )
+        built_in = provider is PROVIDERS.get(provider_name)
+        provider = self._resolved(provider_name, provider)
         api_key = provider.api_key or self._environ.get(provider.api_key_env, "")
-        if not api_key and provider is PROVIDERS.get(provider_name) and provider.base_url.startswith("https:"):
+        if not api_key and built_in and provider.base_url.startswith("https:"):
             raise NotConfigured(f"The model {name!r} needs a key: set {provider.api_key_env} in the environment.")
         settings = self._settings_of(name)
         full = name if name in self._settings and "/" not in name else f"{provider_name}/{model}"
@@ -200,6 +221,13 @@ class Models:
         if slash and model and provider in self._providers:
             return provider, model
         return DEFAULT_PROVIDER, chosen
+
+
+def _without_secrets(name: str, provider: ProviderSettings) -> ProviderSettings:
+    for text in (provider.base_url, provider.api_key, *provider.headers.values()):
+        if MARK.decode() in text:
+            raise NotConfigured(f"[providers.{name}] names a secret, which only the running gateway can read.")
+    return provider
 
 
 def _unknown(name: str, known: list[str]) -> str:

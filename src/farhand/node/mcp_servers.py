@@ -22,6 +22,8 @@ from farhand.machine.sandbox.confinement import Confinement, unconfined
 from farhand.node.limits import ToolLimits
 from farhand.protocol.errors import Failed, InvalidArgs, NotFound
 from farhand.protocol.freeze import FreezeOrder
+from farhand.protocol.sealing import SealingKey
+from farhand.protocol.secret_handles import substituted
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +44,8 @@ class McpQuery(msgspec.Struct, forbid_unknown_fields=True):
     server: str
     argv: list[str] = []
     env: dict[str, str] = {}
+    # Values of the handles in `env`, sealed to this node.
+    secrets: dict[str, str] = {}
     # A path, absolute or relative to the workspace.
     cwd: str = ""
     # With `send`: lines, and the number of this message; a repeated number is ignored.
@@ -69,9 +73,11 @@ class ServerHost:
         limits: ToolLimits | None = None,
         frozen: Callable[[], FreezeOrder | None] = lambda: None,
         confinement: Callable[[], Confinement] = unconfined,
+        sealing: SealingKey | None = None,
     ) -> None:
         """`frozen` returns the order under which nothing is started. `confinement` is called before each start; without
-        a sandbox, servers have the rights of this program."""
+        a sandbox, servers have the rights of this program. `sealing` opens the secrets of their environment."""
+        self._sealing = sealing
         self._workspace = workspace
         self._environment = environment
         self._limits = limits or ToolLimits()
@@ -121,12 +127,17 @@ class ServerHost:
             raise InvalidArgs(f"the MCP server {asked.server!r} runs already")
         workdir = str(self._workspace / asked.cwd)
         sandbox, _ = self._confinement()
-        argv, environment = asked.argv, {**self._environment, **asked.env}
+        variables = asked.env
+        if asked.secrets:
+            if self._sealing is None:
+                raise InvalidArgs("this machine takes no secrets")
+            variables = substituted(asked.env, self._sealing.open(asked.secrets))
+        argv, environment = asked.argv, {**self._environment, **variables}
         if sandbox is not None:
             await asyncio.to_thread(sandbox.check)
             # It works for several callers, so it gets the rights of the least of them.
             words = sandbox.words(workdir, may_steer=False, inherit=True)
-            setting, environment = _set_inside(asked.env)
+            setting, environment = _set_inside(variables)
             argv = [*words, f"{setting}exec {shlex.join(asked.argv)}"]
         process = await LineProcess.start(argv, environment, workdir)
         if self._frozen() is not None:  # the freeze came while the program was being started

@@ -169,7 +169,10 @@ async def _serve(
             limits = confined.limits
             tools = node_tools(NodeFileTools(files), shell, limits, UndoTool(files, undo_log), TrialTool(trials))
             transfers = Transfers(files, folder / "transfers", freeze_state, limits)
-            mcp_servers = ServerHost(workspace, environment, limits, lambda: freeze_state.order, confined.confinement)
+            sealing = load_sealing_key(folder / "sealing.key")
+            mcp_servers = ServerHost(
+                workspace, environment, limits, lambda: freeze_state.order, confined.confinement, sealing
+            )
 
             async def preview(params: msgspec.Raw) -> Any:
                 from farhand.node.previews import PreviewQueries  # noqa: PLC0415 - memory of an idle node
@@ -207,7 +210,7 @@ async def _serve(
                     "workspace": str(workspace),
                     "limits": holds.announced() | ({"sandbox": confined.level} if confined.level else {}),
                 },
-                sealing=load_sealing_key(folder / "sealing.key"),
+                sealing=sealing,
                 ca_file=options.ca_file,
                 pinned_cert=options.pinned_cert,
                 token_in_query=None,

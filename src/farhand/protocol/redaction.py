@@ -49,6 +49,9 @@ _SECRET_NAME: Final = re.compile(
     r"(?:^|_)(?:tokens?|secrets?|passwords?|passwd|passphrase|(?:api|access|private|secret|signing|encryption|auth|subscription|account|shared|master)_?keys?"
     r"|apikeys?|credentials?|authorization|cookies?|dsn|webhook_url)$|^key$"
 )
+# The handle of a secret, and the scheme before it in a header.
+_HANDLE: Final = re.compile(r"\{\{secret:\w{1,64}\}\}")
+_ONLY_HANDLE: Final = re.compile(r"([A-Za-z]{1,16} )?(\{\{secret:\w{1,64}\}\})+")
 _CAMEL_CASE: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 
@@ -60,7 +63,7 @@ def mask_text(text: str) -> str:
 def mask_settings(value: Any, *, secret: bool = False) -> Any:
     """Return a copy of settings without secrets: under a name that denotes one, and in texts that look like one.
 
-    Numbers, booleans and empty strings stay.
+    Numbers, booleans, empty strings and handles such as `{{secret:NAME}}` stay.
     """
     if isinstance(value, Mapping):
         # Headers usually carry credentials, whatever their names.
@@ -72,7 +75,7 @@ def mask_settings(value: Any, *, secret: bool = False) -> Any:
         return [mask_settings(inner, secret=secret) for inner in value]
     if isinstance(value, str):
         if secret and value:
-            return MASK
+            return value if _ONLY_HANDLE.fullmatch(value) else MASK
         return _IN_SETTING.sub(lambda found: f"{next(filter(None, found.groups()))}{MASK}", mask_text(value))
     return value
 
@@ -135,6 +138,8 @@ class KnownSecrets:
         for value in values:
             text = value.strip()
             if not can_be_masked(value):
+                continue
+            if _HANDLE.search(text):  # the name of a secret, in a setting, is not one
                 continue
             if text.isascii() and _OWN.fullmatch(text.encode()):
                 self._own.add(text.encode())

@@ -7,7 +7,7 @@ the home folder.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from farhand.protocol.errors import FarhandError, InvalidArgs, NotAllowed, NotFo
 from farhand.protocol.key_auth import KEY_BYTES, from_text, to_text
 from farhand.protocol.redaction import KnownSecrets, can_be_masked
 from farhand.protocol.sealing import seal
-from farhand.protocol.secret_handles import MARK, NAME, names_in
+from farhand.protocol.secret_handles import MARK, NAME, names_in, substituted
 from farhand.store.ports import Store
 from farhand.store.tables.secrets import SecretRecord, all_secrets, put_secret, remove_secret, secret_used
 
@@ -47,6 +47,8 @@ class Secrets:
         self._known = known
         self._key = key
         self._records: dict[str, SecretRecord] = {}
+        # Grows with each change.
+        self.version = 0
 
     def load(self, records: Sequence[SecretRecord]) -> None:
         """Take the stored secrets. Raises FarhandError if they were encrypted with another key."""
@@ -77,6 +79,7 @@ class Secrets:
         self._known.add(value)
         await self._database.write(partial(put_secret, secret=record))
         self._records[name] = record
+        self.version += 1
         return record
 
     def is_masked(self, record: SecretRecord) -> bool:
@@ -87,6 +90,7 @@ class Secrets:
         """Remove a secret; return whether there was one."""
         removed = await self._database.write(partial(remove_secret, name=name, by=by, now=self._clock()))
         self._records.pop(name, None)
+        self.version += 1
         return removed
 
     # -- calls ------------------------------------------------------------------------------------------
@@ -140,6 +144,41 @@ class Secrets:
                 secret_used, names=tuple(names), call_id=call_id, now=self._clock()
             )
             self._database.write(operation, durable=False)
+
+    def known(self, values: Iterable[str], server: str | None) -> KnownSecrets:
+        """Return what to mask in the result of a gateway tool: the secrets of the call, or all for an MCP server, whose
+        settings may name any."""
+        return self._known if server else KnownSecrets(values)
+
+    # -- settings ---------------------------------------------------------------------------------------
+
+    def resolved(self, settings: Any, user: str, node_id: str | None = None) -> Any:
+        """Return a copy of settings with values instead of handles.
+
+        `user` names the part that uses them, as `--tool` of a secret does: `mcp:NAME`, `channel:NAME`, `provider:NAME`.
+        Raises NotFound, NotAllowed or InvalidArgs.
+        """
+        names = names_in(settings)
+        found = {name: self._decrypted(self._allowed(name, user, node_id)) for name in sorted(names)}
+        self._used(names, user)
+        return substituted(settings, found)
+
+    def stamp(self, settings: Any) -> tuple[tuple[str, bytes], ...]:
+        """Return something that changes when a secret that settings name is changed. Raises InvalidArgs."""
+        found = ((name, self._records.get(name)) for name in sorted(names_in(settings)))
+        return tuple((name, b"" if record is None else record.value) for name, record in found)
+
+    def sealed_setting(self, settings: Any, user: str, node_id: str, public: str) -> dict[str, str]:
+        """Return the secrets that settings for a node name, sealed to its key. Raises ToolError."""
+        names = names_in(settings)
+        if names and not public:
+            raise NotAllowed(f"node {node_id!r} cannot receive secrets")
+        try:
+            found = {name: seal(self._decrypted(self._allowed(name, user, node_id)), public) for name in sorted(names)}
+        except ValueError as error:
+            raise NotAllowed(f"node {node_id!r} announced a key that cannot be used: {error}") from None
+        self._used(names, user)
+        return found
 
     # -- encryption -------------------------------------------------------------------------------------
 

@@ -18,7 +18,6 @@ from farhand.gateway.calls.state import CallEvent
 from farhand.machine.files import steering_files as steering
 from farhand.protocol.calls import ToolResult
 from farhand.protocol.errors import InvalidArgs, ToolError
-from farhand.protocol.redaction import KnownSecrets
 from farhand.protocol.secret_handles import substituted
 from farhand.protocol.untrusted import one_line
 from farhand.store.tables.calls import CallRecord
@@ -75,7 +74,7 @@ async def run(opened: OpenCall, tool: Tool, handles: Secrets) -> tuple[CallEvent
         if secrets and not tool.takes_handles:
             arguments = substituted(arguments, secrets)
         value = await tool.run(arguments or {}, msgspec.structs.replace(context, secrets=secrets))
-        body = KnownSecrets(secrets.values()).redact(msgspec.json.encode(value))
+        body = handles.known(secrets.values(), tool.server).redact(msgspec.json.encode(value))
         return CallEvent.SUCCEEDED, ToolResult(ok=True, result=msgspec.Raw(body))
     except asyncio.CancelledError:
         if not opened.stopping:
@@ -83,11 +82,11 @@ async def run(opened: OpenCall, tool: Tool, handles: Secrets) -> tuple[CallEvent
         return CallEvent.STOPPED, opened.stop_reason
     except ToolError as error:
         opened.raised = bare(error)
-        message = KnownSecrets(secrets.values()).redact_text(error.message)
+        message = handles.known(secrets.values(), tool.server).redact_text(error.message)
         result = ToolResult.failed(error.kind.value, message)
     except Exception as error:
         log.exception("tool %s failed on call %s", record.tool, record.id)
-        said = KnownSecrets(secrets.values()).redact_text(str(error))
+        said = handles.known(secrets.values(), tool.server).redact_text(str(error))
         result = ToolResult.failed("failed", f"{record.tool} failed: {type(error).__name__}: {said}")
     if opened.stopping:
         return CallEvent.STOPPED, f"{opened.stop_reason}; {message}" if message else opened.stop_reason

@@ -53,6 +53,10 @@ class ServerState(StrEnum):
     FROZEN = "frozen"
 
 
+# Puts the values of secrets into the settings of a server; returns those for a node sealed. Raises ToolError.
+Resolved = Callable[[str, McpServerSettings], tuple[McpServerSettings, dict[str, str]]]
+
+
 class McpConnection:
     """The connection to one server. Its owner runs `run` as a task."""
 
@@ -62,13 +66,15 @@ class McpConnection:
         settings: McpServerSettings,
         *,
         queries: Queries,
+        resolved: Resolved,
         login: Login | None,
         model: Callable[[], Model],
         frozen: Callable[[], object],
         tools: Callable[[list[dict[str, Any]]], Any],
         changed: Callable[[], None],
     ) -> None:
-        """`frozen` returns something while nothing may start. `tools` is awaited with the tools that the server lists,
+        """`resolved` puts the values of secrets into settings, when the server is connected.
+        `frozen` returns something while nothing may start. `tools` is awaited with the tools that the server lists,
         `changed` is called when the state changes."""
         self.name = name
         self.settings = settings
@@ -80,6 +86,7 @@ class McpConnection:
         self.server_info: dict[str, Any] = {}
         self.wake = login.wake if login is not None else asyncio.Event()
         self._queries = queries
+        self._resolved = resolved
         self._model = model
         self._frozen = frozen
         self._tools = tools
@@ -178,26 +185,27 @@ class McpConnection:
                 await self._watch(client)
 
     def _transport(self) -> Any:
-        if self.settings.command:
-            return hosted(self._queries, self.name, self.settings, self._lost, self._reasons)
-        return self._http()
+        settings, sealed = self._resolved(self.name, self.settings)
+        if settings.command:
+            return hosted(self._queries, self.name, settings, sealed, self._lost, self._reasons)
+        return self._http(settings)
 
     @contextlib.asynccontextmanager
-    async def _http(self) -> AsyncIterator[Any]:
+    async def _http(self, settings: McpServerSettings) -> AsyncIterator[Any]:
         import httpx2  # noqa: PLC0415
         from mcp.client.streamable_http import streamable_http_client  # noqa: PLC0415
 
-        has_credential = any(name.lower() == "authorization" for name in self.settings.headers)
+        has_credential = any(name.lower() == "authorization" for name in settings.headers)
         auth = None if self.login is None or has_credential else self.login.provider()
         timeout = httpx2.Timeout(30.0, read=300.0)
         async with (
             httpx2.AsyncClient(
-                headers={**self.settings.headers, **HEADERS},
+                headers={**settings.headers, **HEADERS},
                 auth=auth,
                 timeout=timeout,
                 event_hooks=bounded(),
             ) as http,
-            streamable_http_client(self.settings.url, http_client=http) as streams,
+            streamable_http_client(settings.url, http_client=http) as streams,
         ):
             yield streams
 

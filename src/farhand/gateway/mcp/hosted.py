@@ -44,19 +44,25 @@ class ServerEnded(Failed):
 
 @contextlib.asynccontextmanager
 async def hosted(
-    queries: Queries, name: str, settings: McpServerSettings, ended: asyncio.Event, why: list[str]
+    queries: Queries,
+    name: str,
+    settings: McpServerSettings,
+    sealed: dict[str, str],
+    ended: asyncio.Event,
+    why: list[str],
 ) -> AsyncIterator[tuple[Any, Any]]:
     """Start a server and yield the streams of messages from and to it; the server is ended on exit.
 
-    `ended` is set, and the reason added to `why`, when the program ends or its machine is lost. Raises ToolError if it
-    cannot be started.
+    `sealed`: the secrets that its environment names, for a node. `ended` is set, and the reason added to `why`, when
+    the program ends or its machine is lost. Raises ToolError if it cannot be started.
     """
     import anyio  # noqa: PLC0415 - loaded when the first server starts
 
     machine = settings.node or NATIVE
     server = f"{name}-{token_hex(4)}"
     ask = _Relay(queries, machine, server)
-    opening = {"argv": settings.command, "env": settings.env, "cwd": settings.cwd}
+    opening: dict[str, Any] = {"argv": settings.command, "env": settings.env, "cwd": settings.cwd}
+    opening |= {"secrets": sealed} if sealed else {}
     await queries.ask(machine, MCP_QUERY, {"action": "open", "server": server, **opening}, OPEN_SECONDS)
     incoming_writer, incoming = anyio.create_memory_object_stream[Any](0)
     outgoing, outgoing_reader = anyio.create_memory_object_stream[Any](0)

@@ -16,6 +16,7 @@ from typing import Any, Final, Self
 
 import msgspec
 
+from farhand.gateway.access.secrets import Secrets
 from farhand.gateway.calls.catalog import Catalog
 from farhand.gateway.journal import EventJournal
 from farhand.gateway.mcp.connection import McpConnection, ServerState
@@ -93,6 +94,8 @@ class _Server:
         self.held: dict[str, str] = {}
         self.accepted: dict[str, AcceptedTool] = {}
         self.remark = ""
+        # Identifies the secrets that its settings name, with their values.
+        self.secrets: tuple[tuple[str, bytes], ...] = ()
         self.task: asyncio.Task[None] | None = None
 
 
@@ -108,6 +111,7 @@ class McpServers:
         node_registry: NodeRegistry,
         queries: Queries,
         secrets: KnownSecrets,
+        handles: Secrets,
         *,
         settings: Callable[[], Mapping[str, McpServerSettings]],
         named_nodes: Callable[[], Any],
@@ -124,6 +128,8 @@ class McpServers:
         self._node_registry = node_registry
         self._queries = queries
         self._secrets = secrets
+        self._handles = handles
+        self._secrets_version = handles.version
         self._settings = settings
         self._named_nodes = named_nodes
         self._model = model
@@ -183,10 +189,21 @@ class McpServers:
 
     async def _watch(self) -> float:
         """Follow changes of the settings."""
+        if self._handles.version != self._secrets_version:
+            await self._renew()
         now = self._settings()
         if now is not self._seen and now != self._seen:
             await self._follow(now)
         return LOOK_SECONDS
+
+    async def _renew(self) -> None:
+        """Connect the servers again that use a secret which has been changed."""
+        self._secrets_version = self._handles.version
+        for server in list(self._servers.values()):
+            secrets = self._handles.stamp(msgspec.to_builtins(server.connection.settings))
+            if secrets != server.secrets:
+                server.secrets = secrets
+                await self.restart(server.name)
 
     async def _follow(self, now: Mapping[str, McpServerSettings]) -> None:
         async with self._changing:
@@ -213,6 +230,7 @@ class McpServers:
             name,
             settings,
             queries=self._queries,
+            resolved=self._resolved,
             login=login,
             model=self._model,
             frozen=self._frozen,
@@ -220,6 +238,7 @@ class McpServers:
             changed=lambda: self._publish(server),
         )
         server = self._servers[name] = _Server(name, source, connection)
+        server.secrets = self._handles.stamp(msgspec.to_builtins(settings))
         server.accepted = await self._database.read(partial(rows.accepted_tools, server=name))
         self._node_registry.taken.add(name)
         self._publish(server)
@@ -237,6 +256,17 @@ class McpServers:
             server.task.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await server.task
+
+    def _resolved(self, name: str, settings: McpServerSettings) -> tuple[McpServerSettings, dict[str, str]]:
+        """Return settings with the values of secrets; for a node, these values sealed to it. Raises ToolError."""
+        user = f"mcp:{name}"
+        if not settings.node:
+            return msgspec.convert(self._handles.resolved(msgspec.to_builtins(settings), user), McpServerSettings), {}
+        node = self._node_registry.nodes.get(settings.node)
+        connection = None if node is None else node.connection
+        if connection is None:
+            return settings, {}  # it cannot be started
+        return settings, self._handles.sealed_setting(settings.env, user, settings.node, connection.sealing_key)
 
     def _hide(self, settings: McpServerSettings) -> None:
         """Mask the secrets of a server's settings wherever the gateway shows text."""

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from farhand.protocol.names import NATIVE, SEPARATOR
+from farhand.protocol.secret_handles import MARK
 
 _NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
 RESERVED: Final = frozenset({NATIVE, "local"})
@@ -78,6 +79,8 @@ def check_settings(name: str, settings: McpServerSettings) -> None:
         raise ValueError(f"{where} command is empty")
     if any("\r" in text or "\n" in text for pair in settings.headers.items() for text in pair):
         raise ValueError(f"{where} headers must not contain line breaks")
+    if any(MARK.decode() in text for text in (*settings.command, settings.cwd)):
+        raise ValueError(f"{where} a secret in command or cwd could be listed by others; use it in env")
     if any("\0" in text for text in (*settings.command, *settings.env, *settings.env.values(), settings.cwd)):
         raise ValueError(f"{where} command, env and cwd must not contain a null character")
     if any(not variable or "=" in variable for variable in settings.env):
