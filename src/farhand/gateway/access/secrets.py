@@ -164,8 +164,12 @@ class Secrets:
         return substituted(settings, found)
 
     def stamp(self, settings: Any) -> tuple[tuple[str, bytes], ...]:
-        """Return something that changes when a secret that settings name is changed. Raises InvalidArgs."""
-        found = ((name, self._records.get(name)) for name in sorted(names_in(settings)))
+        """Return something that changes when a secret that settings name is changed."""
+        try:
+            names = sorted(names_in(settings))
+        except InvalidArgs:  # reported where the settings are used
+            return ()
+        found = ((name, self._records.get(name)) for name in names)
         return tuple((name, b"" if record is None else record.value) for name, record in found)
 
     def sealed_setting(self, settings: Any, user: str, node_id: str, public: str) -> dict[str, str]:
