@@ -6,6 +6,8 @@ import base64
 import hashlib
 import http.client
 import json
+import re
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -437,6 +439,28 @@ def test_an_mcp_server_added_on_one_is_used_on_the_other(fleet: Fleet, tmp_path:
     wait_until(greeted, 60, "the server on the other gateway")
     assert two.request("DELETE", "/v1/mcp/servers/greeter").status in (200, 204)
     wait_until(lambda: "greeter" not in str(one.get("/v1/mcp/servers")), 30, "the end of the server")
+
+
+def test_commands_read_the_shared_store(fleet: Fleet, scripted: Scripted) -> None:
+    one, two = fleet
+    scripted.replies["replay me"] = [text("again and again")]
+    run_id = say(one, "replayed", "replay me", wait=60)["run_id"]
+
+    def farhand(*words: str) -> Any:
+        command = [sys.executable, "-m", "farhand", *words, "--json"]
+        done = subprocess.run(command, env=two.environment, capture_output=True, text=True, check=False)
+        return json.loads(done.stdout or "{}") | {"status": done.returncode, "said": done.stderr}
+
+    replayed = farhand("replay", run_id)
+    assert replayed["identical"] and replayed["status"] == 0, replayed
+    checks = {check["name"]: check for check in farhand("doctor")["checks"]}
+    for name in ("store", "journal", "history", "fleet"):
+        assert checks[name]["status"] == "ok", checks[name]
+    assert "PostgreSQL" in checks["store"]["message"] and PostgresServer.PASSWORD not in str(checks)
+    metrics = [gateway.request("GET", "/metrics").body.decode() for gateway in fleet]
+    ids = {each["id"] for each in one.get("/v1/fleet")["replicas"]}
+    found = [set(re.findall(r'^farhand_calls_open{replica="([^"]+)"}', text, re.M)) for text in metrics]
+    assert found[0] | found[1] == ids and all(len(each) == 1 for each in found)
 
 
 def test_settings_that_differ_are_shown(fleet: Fleet) -> None:

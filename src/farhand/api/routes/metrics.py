@@ -45,20 +45,29 @@ class MetricsRoutes:
     @route("GET /metrics", Scope.READ, "Figures of this gateway for Prometheus.", media=(TEXT,))
     async def metrics(self, _request: Request) -> Reply:
         rows = await self._database.read(count_rows)
-        lines = [
-            *_calls(self._gate, self._replica),
-            *_nodes(self._node_registry),
-            *_store(self._database),
-            *_rows(rows),
-            *_process(self._started),
-        ]
+        own = [*_calls(self._gate), *_nodes(self._node_registry), *_store(self._database), *_process(self._started)]
+        # What is counted in the store is the same for all gateways that share it.
+        lines = [*_labelled(own, self._replica), *_rows(rows)]
         return Reply("\n".join([*lines, ""]).encode(), content_type=CONTENT_TYPE)
 
 
-def _calls(gate: Gate, replica: str) -> Iterator[str]:
+def _labelled(lines: list[str], replica: str) -> Iterator[str]:
+    """Yield the figures of one gateway of a fleet with its id."""
+    label = f'replica="{_escaped(replica)}"'
+    for line in lines:
+        name, _, rest = line.partition(" ")
+        if not replica or name == "#":
+            yield line
+        elif "{" in line:
+            yield line.replace("{", f"{{{label},", 1)
+        else:
+            yield f"{name}{{{label}}} {rest}"
+
+
+def _calls(gate: Gate) -> Iterator[str]:
     ended = gate.durations
     yield from _about("farhand_info", "gauge", "The version of the gateway.")
-    yield _line("farhand_info", 1, version=__version__, **({"replica": replica} if replica else {}))
+    yield _line("farhand_info", 1, version=__version__)
     yield from _about("farhand_calls_total", "counter", "Calls that ended, by who runs the tool and how they ended.")
     for (family, state), durations in sorted(ended.items()):
         yield _line("farhand_calls_total", sum(durations.counts), family=family, state=state)

@@ -28,13 +28,13 @@ from farhand.cli.client import TOKEN_FILE, Client, ClientError, is_loopback, rea
 from farhand.cli.commands import client_command
 from farhand.cli.json_output import wants_json
 from farhand.cli.output import ago, on_terminal, paint, plain, show_json, wrap
+from farhand.cli.store_reader import quick_look, reading
 from farhand.gateway.access.credentials import NodeTokens
 from farhand.llm.probe import SECONDS, ProbeResult
 from farhand.protocol.errors import FarhandError
 from farhand.store.history.pruning import usage
 from farhand.store.history.seal_coverage import checkpoint
 from farhand.store.journal.seal import KEY_FILE
-from farhand.store.sqlite.audit import quick_look, reading
 from farhand.store.sqlite.snapshots import BACKUPS_FOLDER, DAMAGED_FOLDER, STORE_FILE, Snapshots
 from farhand.store.sqlite.store import SAFE_SQLITE, sqlite_version
 
@@ -151,8 +151,9 @@ def examine(client: Client, environ: Mapping[str, str]) -> Iterator[Check]:
             yield _channels(settings)
     if installed_plugins():
         yield _plugins()
-    yield _store(home)
-    yield _journal(home)
+    shared = settings is not None and bool(settings.store.url)
+    yield _shared_store(home, settings) if shared and settings is not None else _store(home)
+    yield _journal(home, settings)
     yield _history(home, settings)
     yield _disk(home)
     yield _node_tokens(environ)
@@ -162,6 +163,8 @@ def examine(client: Client, environ: Mapping[str, str]) -> Iterator[Check]:
         yield _version(version)
         yield _applied(client)
         yield _nodes(client)
+        if shared:
+            yield _fleet(client)
         if url is not None:
             yield _strangers(url, client.find().certificate)
     if settings is not None:
@@ -289,15 +292,43 @@ def _store(home: Path) -> str:
     return f"last copied {ago(newest.taken_at)}" if newest else "no copies yet; a running gateway makes them"
 
 
+@check("store")
+def _shared_store(home: Path, settings: config.Config) -> str:
+    """Check that the database and the other servers of a fleet are set up and can be reached."""
+    try:
+        with reading(home, settings) as tx:
+            size = tx.used_bytes()
+    except FarhandError as error:
+        raise failed(str(error)) from None
+    return f"PostgreSQL, {size / MIB:.1f} MB; back it up with the tools of PostgreSQL"
+
+
+@check("fleet")
+def _fleet(client: Client) -> str:
+    """Check that the gateways of the fleet have the same settings and version."""
+    try:
+        found = client.get("/v1/fleet").value["replicas"]
+    except ClientError as error:
+        raise warning(str(error)) from None
+    names = ", ".join(one["id"] for one in found)
+    for key, what in (("settings", "settings"), ("version", "versions")):
+        if len({one[key] for one in found}) > 1:
+            raise warning(f"the gateways {names} have different {what}; `farhand fleet` shows them")
+    return f"{len(found)} gateways with the same settings: {names}"
+
+
+def _has_store(home: Path, settings: config.Config | None) -> bool:
+    return (settings is not None and bool(settings.store.url)) or (home / STORE_FILE).exists()
+
+
 @check("journal")
-def _journal(home: Path) -> str:
+def _journal(home: Path, settings: config.Config | None) -> str:
     """Check the end of the journal, which is quick; `farhand audit verify` checks all of it."""
-    store = home / STORE_FILE
-    if not store.exists():
+    if not _has_store(home, settings):
         return "none yet"
     try:
         status = (home / KEY_FILE).stat()
-        head, fault = quick_look(home, store)
+        head, fault = quick_look(home, settings or config.Config())
     except FileNotFoundError:
         raise warning(f"{home / KEY_FILE} is missing: without it the journal cannot be checked") from None
     except (OSError, FarhandError) as error:
@@ -312,11 +343,10 @@ def _journal(home: Path) -> str:
 @check("history")
 def _history(home: Path, settings: config.Config | None) -> str:
     """Compare the size of the journal and the call records with the limits."""
-    store = home / STORE_FILE
-    if not store.exists():
+    if not _has_store(home, settings):
         return "none yet"
     try:
-        with reading(store) as connection:
+        with reading(home, settings or config.Config()) as connection:
             used, cut = usage(connection), checkpoint(connection)
     except FarhandError as error:
         raise warning(str(error)) from None

@@ -12,8 +12,9 @@ from farhand.cli.client import Client
 from farhand.cli.commands import client_command
 from farhand.cli.json_output import wants_json
 from farhand.cli.output import paint, plain, plain_lines, show_json
+from farhand.cli.store_reader import reading
+from farhand.config import load
 from farhand.gateway.sessions import replay as replaying
-from farhand.store.sqlite.audit import reading
 from farhand.store.sqlite.snapshots import STORE_FILE
 
 
@@ -31,11 +32,12 @@ def replay(run_id: str, client: Client) -> int:
       farhand log --kind run
       farhand replay 7f0c3a52-0a51-4b7e-9c8b-0d6e4f6e1a11
     """
-    store = client.home / STORE_FILE
-    if client.url_given or not store.exists():
+    settings = load(client.home)
+    stored = settings.store.url or (client.home / STORE_FILE).exists()
+    if client.url_given or not stored:
         report: Any = client.get("/v1/runs/{}/replay", run_id).value
     else:
-        with reading(store) as connection:
+        with reading(client.home, settings) as connection:
             record = replaying.recorded(connection, run_id)
         report = msgspec.to_builtins(asyncio.run(replaying.replay(record)))
     if wants_json():
