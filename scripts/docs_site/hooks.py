@@ -37,7 +37,6 @@ SECTIONS: list[tuple[str, str, list[str]]] = [
         "tutorial",
         [
             "getting-started.md",
-            "first-machine.md",
             "second-machine.md",
             "first-agent.md",
             "first-schedule.md",

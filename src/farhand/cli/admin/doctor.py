@@ -476,7 +476,7 @@ def _nodes(client: Client) -> str:
     online = [node["node_id"] for node in nodes if node["online"]]
     if not online:
         known = f"none of {len(nodes)} is connected" if nodes else "none registered"
-        raise warning(f"{known}; add one with `farhand token create --node NAME`")
+        raise warning(f"{known}; add one with `farhand node pair`")
     refused = [
         f"{node['node_id']} ({', '.join(node['refused_capabilities'])})"
         for node in nodes

@@ -30,7 +30,7 @@ from farhand.cli.output import (
 
 # Hosts of the gateway's own tools.
 OWN_HOSTS = ("gsv", "local")
-ADD_NODE = "add one with `farhand token create --node NAME`"
+ADD_NODE = "add one with `farhand node pair`"
 
 
 def _type(schema: dict[str, Any]) -> str:

@@ -48,7 +48,7 @@ def replay(run_id: str, client: Client) -> int:
 
 
 def _show(report: dict[str, Any]) -> None:
-    compared = f"{report['requests']} requests to the model and {report['calls']} calls"
+    compared = f"{report['requests']} requests to the model and {report['calls']} calls".replace(" 1 calls", " 1 call")
     if report["identical"]:
         print(plain(f"identical: {compared} of run {report['run_id']} ({report['state']})"))
         return
