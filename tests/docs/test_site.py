@@ -123,7 +123,7 @@ def test_a_route_can_be_tried_from_its_page_and_the_search_finds_it(browser: Any
     with GatewayProcess(home) as gateway:
         visit = Visit(browser)
         page = visit.page
-        page.goto(f"{address}/reference/http-routes.html")
+        page.goto(f"{address}/reference/http-routes.html", wait_until="domcontentloaded", timeout=120_000)
         page.locator("#try-it-settings").get_by_label("Gateway").fill(gateway.url)
         page.locator("#try-it-settings").get_by_label("Token").fill(gateway.token)
 

@@ -86,8 +86,8 @@ def test_nodes_that_are_offline_stay_until_they_are_forgotten(
 def test_no_nodes_say_what_to_do_and_the_gateways_own_tools_are_there(gateway: GatewayProcess) -> None:
     command = Command(gateway.home)
     done = command("nodes")
-    assert (done.status, done.out) == (0, "") and "farhand token create --node" in done.err
+    assert (done.status, done.out) == (0, "") and "farhand node pair" in done.err
     assert ["read", "local", "Read"] in [line.split()[:3] for line in command("tools").out.splitlines()]
-    assert "farhand token create --node" in command("tools").err
+    assert "farhand node pair" in command("tools").err
     assert "no calls yet" in command("calls").err
     assert command("nodes", "--json").json() == {"nodes": [], "count": 0, "primary": None}
