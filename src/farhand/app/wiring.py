@@ -152,7 +152,12 @@ from farhand.tools.http_guide import guide_tools
 from farhand.tools.skill_paths import SkillPaths
 
 # Variables that commands of this machine's tools do not get.
-SECRET_VARIABLES = frozenset({"SA_NODE_TOKEN", "SA_NODE_TOKENS", "FARHAND_TOKEN", "OPENAI_API_KEY"})
+SECRET_VARIABLES = frozenset(
+    {
+        *("SA_NODE_TOKEN", "SA_NODE_TOKENS", "FARHAND_TOKEN", "OPENAI_API_KEY"),
+        *("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS"),
+    }
+)
 MEMORY_FILE = "memory.db"
 
 

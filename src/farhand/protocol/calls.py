@@ -42,6 +42,8 @@ class ToolCall(msgspec.Struct, frozen=True):
     session_key: str | None = None
     agent_id: str | None = None
     timeout_ms: int | None = None
+    # The span of the call, as in the header `traceparent`; empty without traces.
+    trace: str = ""
 
 
 class ToolFailure(msgspec.Struct, frozen=True):

@@ -132,6 +132,8 @@ class ToolRequest(Struct, frozen=True, tag_field="type", tag="tool_request"):
     timeout_ms: int | UnsetType = UNSET
     # Values of the secret handles in the arguments, sealed to the node's `sealing_key`.
     secrets: dict[str, str] | UnsetType = UNSET
+    # The span of the call, as in the header `traceparent`; only sent while the gateway makes traces.
+    trace: str | UnsetType = UNSET
 
 
 class ToolResponse(Struct, frozen=True, tag_field="type", tag="tool_response"):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import UNSET, Raw
 
+from farhand.machine import tracing
 from farhand.protocol.calls import PROGRAM_STOPPING, ToolFailure
 from farhand.protocol.errors import Cancelled, Failed, InvalidArgs, NotFound, ToolError
 from farhand.protocol.freeze import FreezeState
@@ -279,9 +280,14 @@ class Dispatcher:
 
     async def _run(self, request: ToolRequest, tool: RegisteredTool, token: CancelToken) -> None:
         request_id = request.request_id
+        parent = request.trace if isinstance(request.trace, str) else ""
+        span = tracing.begin(f"run {request.tool}", parent, **{"farhand.call": request_id})
+        failure = "interrupted"
         try:
             response = await self._outcome(request, tool, token)
+            failure = response.error.message[:500] if isinstance(response.error, ToolFailure) else ""
         finally:
+            span.end(failure)
             del self._running[request_id]
             self._continuing.discard(request_id)
         if request_id in self._left:

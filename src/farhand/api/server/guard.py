@@ -41,6 +41,7 @@ from farhand.api.server.socket_secrets import with_offered_secrets
 from farhand.api.server.throttle import TOKENLESS_ALLOWED, TOKENLESS_LOCK_SECONDS, Throttle
 from farhand.gateway.access.credentials import OWNER, Credential, Credentials
 from farhand.gateway.access.credentials import Scope as CredentialScope
+from farhand.machine import tracing
 from farhand.machine.files import steering_files as steering
 from farhand.protocol.freeze import FreezeOrder
 from farhand.protocol.redaction import KnownSecrets, StreamRedactor
@@ -222,6 +223,7 @@ class Guard:
             request = Request(scope, receive, headers, credential, most)
             request.session_id = caller.session_id
             request.params = params if route.scope is None else await self._id_prefixes.complete(params, credential)
+            tracing.incoming.set(request.header(b"traceparent") or "")
             steering.allowed.set(request.principal.may_steer)  # each request is a task of its own
             reply = await self._serve(route, request, asked_id)
             request_id = request.id

@@ -20,6 +20,7 @@ import click
 from farhand import __version__
 from farhand.cli.json_output import json_option, print_only
 from farhand.cli.run.runtime import run_loop, set_up_logging
+from farhand.machine import tracing
 from farhand.machine.files.undo_log import MIB, QUOTA
 from farhand.machine.home import home_folder, make_home
 from farhand.machine.sandbox.bubblewrap import Steering
@@ -148,6 +149,7 @@ def run_until_stopped(
     home = home_folder(options["home"])
     make_home(home)
     node_id = options["node_id"] or default_node_id()
+    tracing.set_up("farhand-node", node_id, os.environ)
     chosen = NodeOptions(
         gateway_ws_url=node_socket_url(gateway_url),
         other_gateways=tuple(map(node_socket_url, others)),

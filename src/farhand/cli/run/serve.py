@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -14,11 +15,13 @@ import click
 
 from farhand import __version__, config
 from farhand.app.certificate import use_own_certificate
+from farhand.app.fleet import replica_id
 from farhand.app.gateway import Gateway
 from farhand.cli.client import TOKEN_FILE
 from farhand.cli.json_output import json_option, print_only
 from farhand.cli.run.local_node import LocalNode
 from farhand.cli.run.runtime import run_loop, set_up_logging
+from farhand.machine import tracing
 from farhand.machine.home import home_folder, make_home
 from farhand.node.names import default_node_id
 from farhand.protocol.errors import FarhandError
@@ -75,6 +78,7 @@ def _run_gateway(options: dict[str, Any], workspace: str | None, *, with_node: b
             setattr(section, name, options[name])
     use_own_certificate(home, section)
     log = set_up_logging(options["log_level"] or settings.log.level)
+    tracing.set_up("farhand-gateway", replica_id(home) if settings.store.url else socket.gethostname(), os.environ)
     folder = Path(workspace).absolute() if workspace else None
     running = Gateway(home, settings, workspace=folder, open=options["open_"], on_secrets=log.know)
     local: LocalNode | None = None

@@ -178,6 +178,7 @@ def request_frame(call: ToolCall, target: Target, node: Node, timeout_ms: int, k
             args=trial.keeping(keeps) if keeps else call.args,
             session_key=UNSET if call.session_key is None else call.session_key,
             timeout_ms=timeout_ms if connection is not None and connection.resume is not None else UNSET,
+            trace=call.trace if call.trace and connection is not None and connection.resume is not None else UNSET,
         )
     )
 

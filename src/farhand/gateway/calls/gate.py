@@ -34,6 +34,7 @@ from farhand.gateway.calls.refusals import ROW_BYTES, RefusalBudget, shortened
 from farhand.gateway.calls.state import CallEvent, OpenState
 from farhand.gateway.calls.waiting import Approver, WaitingCalls, row_of
 from farhand.gateway.nodes.registry import NodeRegistry
+from farhand.machine import tracing
 from farhand.protocol.calls import ToolCall, ToolFailure, ToolResult
 from farhand.protocol.canonical_json import canonical
 from farhand.protocol.errors import Failed, FarhandError, InvalidArgs, NotAllowed, ToolError
@@ -181,6 +182,30 @@ class Gate:
         Raises IdempotencyConflict when the key stands for another request, and StoreError when the call could not be
         recorded; it did not run then. Whatever fails later is an end of the call.
         """
+        span = tracing.begin(f"call {call.tool}", tracing.incoming.get(), **{"farhand.call": call.id})
+        if span.traceparent:
+            call = msgspec.structs.replace(call, trace=span.traceparent)
+        try:
+            opened = await self._begun(call, principal, own, background, idempotency_key, origins, before)
+        except BaseException as error:
+            span.end(f"{type(error).__name__}: {error}")
+            raise
+        if span.traceparent:
+            opened.trace = span.traceparent
+            opened.ended().add_done_callback(partial(_end_span, span))
+        return opened
+
+    async def _begun(
+        self,
+        call: ToolCall,
+        principal: Principal,
+        own: Tool | None,
+        background: bool,
+        idempotency_key: str | None,
+        origins: Sequence[str],
+        before: int | None,
+    ) -> OpenCall:
+        """Begin a call; again on the node's new connection if the node has moved."""
         for pause in () if self._fleet is None else MOVED_SECONDS:
             try:
                 return await self._begin(call, principal, own, background, idempotency_key, origins, before)
@@ -676,6 +701,14 @@ class Gate:
         self._lifecycle.close()
         self.node_calls.close()
         self.waiting_calls.close()
+
+
+def _end_span(span: tracing.Span, ended: asyncio.Future[CallRecord]) -> None:
+    if ended.cancelled() or ended.exception() is not None:
+        span.end("the gateway stopped")
+        return
+    record = ended.result()
+    span.end("" if record.state is CallState.OK else f"{record.state}: {record.error_message or ''}"[:500])
 
 
 def _check_names(call: ToolCall) -> None:

@@ -108,6 +108,8 @@ class OpenCall(msgspec.Struct, eq=False):
     deadline: asyncio.TimerHandle | None = None
     # The deadline by the loop's clock, while it is too far away for a timer.
     expires: float | None = None
+    # The span of the call, for the node.
+    trace: str = ""
     # What the callers were notified of.
     end: CallRecord | None = None
     _listeners: list[Callable[[CallRecord], None]] = []

@@ -386,7 +386,9 @@ class WaitingCalls:
         if opened.keeps and opened.own is not None:
             opened.own = self._catalog.own(OWN)
         if node is not None:
-            opened.request = request_frame(_call(record), target, node, timeout_ms, opened.keeps)
+            opened.request = request_frame(
+                msgspec.structs.replace(_call(record), trace=opened.trace), target, node, timeout_ms, opened.keeps
+            )
         self._lifecycle.admit(opened, timeout_ms / 1000)
         self._lifecycle.apply(opened, CallEvent.STARTED)
 

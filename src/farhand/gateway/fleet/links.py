@@ -24,6 +24,7 @@ import msgspec
 
 from farhand.gateway.calls.gate import Gate
 from farhand.gateway.nodes.registry import Connection, Link, NodeRegistry
+from farhand.machine import tracing
 from farhand.protocol.errors import FarhandError, ProtocolError
 from farhand.protocol.frames import read_header
 from farhand.protocol.messages import (
@@ -324,12 +325,17 @@ class FleetLinks:
         elif packet.kind == "frame":
             connection.link.send_frame(data)
         else:
-            self._note_route(packet.front, data)
+            message = decode(data)
+            self._note_route(packet.front, message)
+            trace = message.trace if isinstance(message, ToolRequest) and isinstance(message.trace, str) else ""
             connection.link.send(data)
+            if trace:
+                told = {"farhand.node": packet.node, "farhand.from": packet.front}
+                tracing.begin("relay to node", trace, **told).end()
         return b""
 
-    def _note_route(self, front: str, frame: bytes) -> None:
-        key = _asked_for(decode(frame))
+    def _note_route(self, front: str, message: Message) -> None:
+        key = _asked_for(message)
         if key is not None:
             self._routes[key] = front
             self._routes.move_to_end(key)
