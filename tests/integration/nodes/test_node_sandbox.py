@@ -40,8 +40,9 @@ def output(gateway: GatewayProcess, command: str) -> str:
 
 def test_bash_of_the_node_beside_the_gateway_sees_the_sandbox_alone(up: GatewayProcess, tmp_path: Path) -> None:
     workspace = up.home / "agents/main"
-    assert output(up, "echo x > a.txt; cat a.txt; pwd") == f"x\n{workspace}\n"
-    assert (workspace / "a.txt").read_text() == "x\n"
+    assert call(up, "Write", path="notes/a.txt", content="a\n")["ok"]
+    assert output(up, "echo x > notes/a.txt; cat notes/a.txt; pwd") == f"x\n{workspace}\n"
+    assert (workspace / "notes/a.txt").read_text() == "x\n"
     assert "No such file" in output(up, f"cat {up.home}/token")
     assert "No such file" in output(up, f"cat {up.home}/farhand.toml")
     output(up, f"mkdir -p {tmp_path}; touch {tmp_path}/planted")
@@ -50,6 +51,22 @@ def test_bash_of_the_node_beside_the_gateway_sees_the_sandbox_alone(up: GatewayP
     assert output(up, "cat /proc/net/dev | grep -vc lo:") == "2\n", "no interface but the loopback"
     outside = call(up, "Bash", command="pwd", workdir=str(tmp_path))
     assert outside["error"]["kind"] == "not_allowed", outside
+
+
+def test_no_command_of_the_node_beside_the_gateway_steers_the_agent(up: GatewayProcess) -> None:
+    """Not even one of the owner: a node does not know for whom it works."""
+    workspace = up.home / "agents/main"
+    assert call(up, "Write", path="notes/b.txt", content="b\n")["ok"]
+    for command in (
+        "for name in SOUL.md HEARTBEAT.md AGENTS.md; do echo evil > $name; done",
+        "mkdir -p skills/x && echo evil > skills/x/SKILL.md",
+        "cp notes/b.txt notes/SOUL.md; mv notes/SOUL.md SOUL.md",
+        f"cd .. && mv main old; mkdir {workspace}/skills",
+    ):
+        for more in ({}, {"terminal": "80x24"}):
+            call(up, "Bash", command=command, **more)
+    wait_until(lambda: not any(job["running"] for job in up.get("/v1/jobs")["jobs"]), 30, "the end of the commands")
+    assert not [name for name in ("SOUL.md", "HEARTBEAT.md", "AGENTS.md", "skills") if (workspace / name).exists()]
 
 
 def test_background_commands_are_confined_and_can_be_ended(up: GatewayProcess) -> None:

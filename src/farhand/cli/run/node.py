@@ -233,7 +233,8 @@ class _SandboxSettings:
 
         try:
             live = config.LiveConfig(self._home, config.load(self._home))
-            steering = Steering.OF_ANY if self._agent_workspace else Steering.NONE
+            # A node does not know for which caller a command runs, and others can type into it: none may change them.
+            steering = Steering.OF_CALLER if self._agent_workspace else Steering.NONE
             return LiveConfinement(lambda: live.now.sandbox, self._workspace, self._home, steering=steering)
         except FarhandError as error:
             raise Failed(f"cannot use the settings in {self._home}: {error}; the command did not run") from None

@@ -54,10 +54,8 @@ class Steering(Enum):
     """Whether the workspace of a sandbox holds the files that steer an agent, and which commands may change them."""
 
     NONE = "no steering files"
-    # Each command is known to run for a caller that may change them, or for one that may not.
+    # Only commands that are known to run for a caller that may change them.
     OF_CALLER = "of the caller"
-    # It is not known for whom a command runs.
-    OF_ANY = "of any"
 
 
 class Sandbox:
@@ -167,8 +165,6 @@ class Sandbox:
         top_level = not may_steer and self.steering is Steering.OF_CALLER
         if top_level:
             words += self._read_only_top_level()
-        elif not may_steer and self.steering is Steering.OF_ANY:
-            words += self._read_only_steering_files()
         words += ["--chdir", self._inside(workdir), *(("--unsetenv", COOKIE) if inherit else ("--clearenv",))]
         home = "/tmp" if top_level else self.workspace  # noqa: S108 (the sandbox's)
         for name, value in self._variables(environment or {}, home).items():
@@ -221,14 +217,6 @@ class Sandbox:
             covered = any(f"{mount.container}/".startswith(f"{entry.path}/") for mount in self.mounts)
             if not steering_files.is_steering(entry.name) and _is_plain(entry) and not covered:
                 words += ["--bind", entry.path, entry.path]
-        return words
-
-    def _read_only_steering_files(self) -> list[str]:
-        """Mount the steering files that exist read-only."""
-        words = []
-        for entry in os.scandir(self.workspace):
-            if steering_files.is_steering(entry.name) and _is_plain(entry):
-                words += ["--ro-bind", entry.path, entry.path]
         return words
 
     def _inside(self, workdir: str) -> str:

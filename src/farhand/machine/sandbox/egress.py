@@ -26,6 +26,15 @@ log = logging.getLogger(__name__)
 
 NETWORKS: Final = ("host", "none", "local", "allow:HOST,...")
 _HOST: Final = re.compile(r"(\*\.)?[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?(:\d{1,5})?|\[[0-9a-f:.]+\](:\d{1,5})?")
+# Among the hosts of `allow`: private addresses, too.
+LOCAL: Final = "local"
+_LOCAL: Final = tuple(
+    ipaddress.ip_network(network)
+    for network in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "127.0.0.0/8", "fc00::/7", "::1/128")
+)
+_NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
+# Gives cloud machines their credentials.
+_METADATA: Final = ipaddress.ip_address("fd00:ec2::254")
 _MOST_HEAD: Final = 64 * 1024
 _CONNECT_SECONDS: Final = 15.0
 _HEAD_SECONDS: Final = 30.0
@@ -38,7 +47,8 @@ _HOP_HEADERS: Final = frozenset(
 class NetworkRule(msgspec.Struct, frozen=True):
     """What commands may connect to."""
 
-    # `host`: everything; `none`: nothing; `local`: private addresses; `allow`: the named hosts.
+    # `host`: everything; `none`: nothing; `local`: private addresses; `allow`: the named hosts, at public addresses
+    # unless `local` or the address itself is among them.
     kind: str = "host"
     hosts: tuple[str, ...] = ()
 
@@ -80,6 +90,21 @@ class NetworkRule(msgspec.Struct, frozen=True):
             if host == name or (name.startswith("*.") and host.endswith(name[1:])):
                 return True
         return False
+
+    def reaches(self, host: str, port: int, address: str) -> bool:
+        """Return whether a host may be reached at an address that its name has.
+
+        Whoever controls a name can give it any address, so one that is allowed leads to no private address.
+        """
+        if self.kind == "local":
+            return _is_local(address)
+        if self.kind != "allow":
+            return self.kind == "host"
+        if LOCAL in self.hosts and _is_local(address):
+            return True
+        if not self.names(host, port):
+            return False
+        return _is_public(address) or host == address or self.names(address, port) or _is_localhost(host, address)
 
 
 class Refused(Exception):
@@ -145,7 +170,7 @@ class EgressProxy:
 
     async def _connect(self, host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         rule = self._rule()
-        named = rule.kind == "allow" and rule.names(host, port)
+        named = rule.names(host, port) or LOCAL in rule.hosts
         if rule.kind == "none" or (rule.kind == "allow" and not named):
             raise Refused("403 Forbidden", f"{host}:{port} is not allowed by --network {rule.text}")
         try:
@@ -153,14 +178,16 @@ class EgressProxy:
                 found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except (OSError, TimeoutError, UnicodeError):
             raise Refused("502 Bad Gateway", f"{host} cannot be resolved") from None
+        addresses = [str(address[0]) for _, _, _, _, address in found]
+        allowed = [address for address in addresses if rule.reaches(host, port, address)]
+        if not allowed:
+            raise Refused("403 Forbidden", _not_allowed(rule, host, addresses))
         problem: Exception | None = None
-        for _, _, _, _, address in found:
-            if rule.kind == "local" and not _is_local(str(address[0])):
-                raise Refused("403 Forbidden", f"{host} ({address[0]}) is not a private address (--network local)")
+        for address in allowed:
             try:
                 # The address that was checked, not the name, which could resolve to another one now.
                 async with asyncio.timeout(_CONNECT_SECONDS):
-                    return await asyncio.open_connection(str(address[0]), port, limit=_BUFFER)
+                    return await asyncio.open_connection(address, port, limit=_BUFFER)
             except (OSError, TimeoutError) as error:
                 problem = error
         raise Refused("502 Bad Gateway", f"cannot connect to {host}:{port}: {problem}")
@@ -199,9 +226,40 @@ def _address(method: str, target: str) -> tuple[str, int]:
     return host.lower().rstrip("."), port
 
 
-def _is_local(address: str) -> bool:
+def _not_allowed(rule: NetworkRule, host: str, addresses: list[str]) -> str:
+    shown = ", ".join(addresses[:3])
+    if rule.kind == "local":
+        return f"{host} ({shown}) is not a private address (--network local)"
+    return (
+        f"{host} ({shown}) is not at a public address, and --network {rule.text} does not name that address or "
+        f"{LOCAL!r}"
+    )
+
+
+def _plain(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """Return an address; an IPv4 address in the form of an IPv6 one as what it is."""
     found = ipaddress.ip_address(address.partition("%")[0])
-    return found.is_private or found.is_loopback or found.is_link_local
+    if isinstance(found, ipaddress.IPv6Address):
+        if found in _NAT64:
+            return ipaddress.IPv4Address(found.packed[-4:])
+        return found.ipv4_mapped or found.sixtofour or found
+    return found
+
+
+def _is_local(address: str) -> bool:
+    """Whether an address is one of a private network or of this machine. Link-local ones are not: cloud machines get
+    their credentials from such an address."""
+    found = _plain(address)
+    return found != _METADATA and any(found in network for network in _LOCAL if network.version == found.version)
+
+
+def _is_public(address: str) -> bool:
+    found = _plain(address)
+    return found.is_global and not found.is_multicast
+
+
+def _is_localhost(host: str, address: str) -> bool:
+    return (host == "localhost" or host.endswith(".localhost")) and _plain(address).is_loopback
 
 
 def _has_port(host: str) -> bool:
