@@ -151,6 +151,8 @@ class KnownSecrets:
         self._needles = tuple(sorted(found, key=lambda needle: (-len(needle), needle)))
         self.longest = max([self.longest, *map(len, self._needles)])
         self._stems = tuple(sorted({needle[:MIN_SECRET_CHARS] for needle in self._needles}))
+        self._beginnings = _Beginnings(self._needles)
+        self._ends = _Beginnings(needle[::-1] for needle in (*self._needles, *self._own))
 
     def add_settings(self, settings: Any, *, secret: bool = False) -> None:
         """Add every string under a name that denotes a secret, and every password in a URL."""
@@ -168,13 +170,15 @@ class KnownSecrets:
 
     def redact(self, data: bytes) -> bytes:
         """Return the data with each secret replaced by `***`."""
-        # One search per stem is four times as fast as one regular expression for all of them.
-        for stem in self._stems:
-            if stem in data:
-                for needle in self._needles:
-                    data = data.replace(needle, _MASK)
-                break
+        for needle in self._possible(data):
+            data = data.replace(needle, _MASK)
         return _OWN.sub(_MASK, data) if b"fh" in data else data
+
+    def _possible(self, data: bytes) -> list[bytes]:
+        """Return the needles that may be in the data, the longest first."""
+        # One search per stem is four times as fast as one regular expression for all of them.
+        present = {stem for stem in self._stems if stem in data}
+        return [needle for needle in self._needles if needle[:MIN_SECRET_CHARS] in present] if present else []
 
     def redact_text(self, text: str) -> str:
         data = text.encode(errors="surrogatepass")
@@ -201,31 +205,47 @@ class KnownSecrets:
 
     def overwrite(self, data: bytes) -> bytes:
         """Replace each byte of a secret by a star, which keeps the offsets of a stream valid."""
-        for needle in self._needles:
+        for needle in self._possible(data):
             data = data.replace(needle, b"*" * len(needle))
         return _OWN.sub(lambda found: b"*" * len(found[0]), data) if b"fh" in data else data
 
     def trailing_partial(self, data: bytes) -> int:
         """Return how many of the last bytes may be the beginning of a secret."""
-        longest = 0
-        for needle in self._needles:
-            for size in range(min(len(needle) - 1, len(data)), longest, -1):
-                if data.endswith(needle[:size]):
-                    longest = size
-                    break
+        longest = self._beginnings.at_end_of(data)
         own = _OWN_PREFIX.search(data, max(0, len(data) - 48))
         return longest if own is None else max(longest, len(own[0]))
 
     def leading_partial(self, data: bytes) -> int:
         """Return how many of the first bytes may be the end of a secret."""
-        longest = 0
-        for needle in (*self._needles, *self._own):
-            for size in range(min(len(needle) - 1, len(data)), longest, -1):
-                if data.startswith(needle[-size:]):
-                    longest = size
-                    break
+        longest = self._ends.at_end_of(data[: self._ends.longest][::-1])
         own = _OWN_SUFFIX.match(data)
         return longest if own is None else max(longest, len(own[0]))
+
+
+class _Beginnings:
+    """Finds the beginning of a needle at the end of data, however many needles there are."""
+
+    def __init__(self, needles: Iterable[bytes]) -> None:
+        self.longest = 0
+        self._short: set[bytes] = set()
+        # By their first bytes: each needle, and its beginning, which is compared first.
+        self._by_stem: dict[bytes, list[tuple[bytes, bytes]]] = {}
+        for needle in needles:
+            self.longest = max(self.longest, len(needle))
+            self._short.update(needle[:size] for size in range(1, min(MIN_SECRET_CHARS, len(needle))))
+            self._by_stem.setdefault(needle[:MIN_SECRET_CHARS], []).append((needle, needle[:64]))
+
+    def at_end_of(self, data: bytes) -> int:
+        """Return the length of the longest beginning of a needle, but not a whole one, that ends the data."""
+        if not self._short:
+            return 0
+        find, stem, end = self._by_stem.get, MIN_SECRET_CHARS, len(data)
+        for start in range(max(0, end - self.longest + 1), end - stem + 1):
+            for needle, head in find(data[start : start + stem], ()):
+                size = end - start
+                if len(needle) > size and data.startswith(head[:size], start) and data.endswith(needle[:size]):
+                    return size
+        return next((size for size in range(min(stem - 1, end), 0, -1) if data[-size:] in self._short), 0)
 
 
 class StreamRedactor:

@@ -328,6 +328,46 @@ node = "careful"
         assert kept.status == 200 and (node.workspace / "new.txt").read_text() == "x\n"
 
 
+def test_an_approved_trial_is_not_an_approved_change(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    rules = """
+[[policy.rules]]
+decision = "allow"
+tool = "box__Bash"
+args = { trial = "true" }
+
+[[policy.rules]]
+name = "ask first"
+decision = "ask"
+tool = "box__Bash"
+"""
+    (home / "farhand.toml").write_text(rules)
+    with GatewayProcess(home) as gateway, NodeProcess(gateway, tmp_path / "node", "box") as node:
+        made = gateway.request("POST", "/v1/tokens", {"scopes": ["tools.exec", "approve", "read"]}).json()
+        body = {"tool": "box__Bash", "args": {"command": "echo x > new.txt", "trial": True}, "background": True}
+        call = gateway.request("POST", "/v1/tools/invoke", body, token=made["token"]).json()["request_id"]
+        waiting = gateway.get("/v1/approvals")["approvals"]
+        if waiting:  # the trial itself may be asked about
+            answer = {"decision": "approve", "hash": waiting[0]["hash"]}
+            assert gateway.request("POST", f"/v1/approvals/{waiting[0]['id']}", answer).status == 200
+        assert node.end_of(call)["state"] == "ok"
+        for keep in (
+            lambda: gateway.request("POST", f"/v1/trials/{call}/keep", {}, token=made["token"]),
+            lambda: gateway.request(
+                "POST",
+                "/v1/tools/invoke",
+                {"tool": "box__Trial", "args": {"trialId": call, "action": "keep"}},
+                token=made["token"],
+            ),
+        ):
+            answer = keep()
+            assert "ask first" in answer.body.decode(), answer
+            assert not (node.workspace / "new.txt").exists()
+        assert gateway.request("POST", f"/v1/trials/{call}/keep", {}).status == 200
+        assert (node.workspace / "new.txt").read_text() == "x\n"
+
+
 def test_rules_about_paths_hold_for_what_a_trial_changes(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()

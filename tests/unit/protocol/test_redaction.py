@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from farhand.protocol.redaction import OWN_PREFIXES, KnownSecrets, is_secret_name, mask_settings, mask_text
+from farhand.protocol.redaction import (
+    OWN_PREFIXES,
+    KnownSecrets,
+    can_be_masked,
+    is_secret_name,
+    mask_settings,
+    mask_text,
+)
 
 
 @pytest.mark.parametrize(
@@ -71,3 +81,38 @@ def test_names_of_other_things(name: str) -> None:
 )
 def test_settings(value: Any, expected: Any) -> None:
     assert mask_settings(value) == expected
+
+
+def partial_sizes(needles: list[bytes], data: bytes) -> tuple[int, int]:
+    """The same as `KnownSecrets` finds, slowly."""
+    sizes = [(needle, size) for needle in needles for size in range(1, min(len(needle) - 1, len(data)) + 1)]
+    return (
+        max((size for needle, size in sizes if data.endswith(needle[:size])), default=0),
+        max((size for needle, size in sizes if data.startswith(needle[-size:])), default=0),
+    )
+
+
+@given(
+    st.lists(st.text("ab/\n", min_size=8, max_size=14).filter(can_be_masked), max_size=4),
+    st.text("ab/\n*", max_size=40),
+)
+def test_partial_secrets_at_the_edges(values: list[str], text: str) -> None:
+    known = KnownSecrets(values)
+    data = text.encode()
+    assert (known.trailing_partial(data), known.leading_partial(data)) == partial_sizes(list(known._needles), data)
+    redacted, overwritten = data, data
+    for needle in known._needles:
+        redacted = redacted.replace(needle, b"***")
+        overwritten = overwritten.replace(needle, b"*" * len(needle))
+    assert known.redact(data) == redacted and known.overwrite(data) == overwritten
+
+
+def test_many_long_secrets_take_little_time() -> None:
+    """Compared one by one at each position, the needles would take hours."""
+    lines = [hashlib.sha512(b"%d" % number).hexdigest()[:64] for number in range(1000)]
+    known = KnownSecrets(["-----BEGIN KEY-----\n" + "\n".join(lines)])
+    for piece in (b"x", b"-----BEGIN KEY-----\n", lines[0].encode(), b"-----BE"):
+        data = piece * (200_000 // len(piece))
+        known.trailing_partial(data)
+        known.leading_partial(data)
+        known.trailing_partial(data[:40])

@@ -563,8 +563,7 @@ class Gate:
 
     async def _tried(self, call: ToolCall) -> CallRecord | None:
         """Return the call whose trial a call keeps, or whose trial is part of an approval."""
-        policy = self._policy()
-        if policy is None or not (policy.tries or policy.previews) or self.closing or self.frozen is not None:
+        if self._policy() is None or self.closing or self.frozen is not None:
             return None
         try:
             named = named_trial(call.tool, read_arguments(call.args))

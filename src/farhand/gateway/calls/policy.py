@@ -61,10 +61,13 @@ HARMLESS: Final = frozenset({"timeout", "timeoutMs", "timeout_ms", "timeout_seco
 ROUTES: Final = ("node", "native", "local", "mcp")
 # Values of one call that a rule is compared with.
 MAX_TEXTS: Final = 10_000
+# Characters of a text that a glob with `?` or `[` is compared with; a longer one fits every rule that stops.
+MAX_GLOB_CHARACTERS: Final = 64 * 1024
 # Characters of the paths of one call that are resolved.
 MAX_PATH_CHARACTERS: Final = 64 * 1024
 MAX_SECONDS: Final = 30 * 86_400
 _OPERATORS: Final = re.compile(r"[;&|<>`$(){}\n\r\\!#~]")
+_SPECIAL: Final = re.compile(r"[?\[]")
 _WILDCARD: Final = re.compile(r"[*?\[]")
 
 
@@ -399,6 +402,9 @@ class _Pattern:
     def __init__(self, text: str, where: str, *, whole: bool = False) -> None:
         self._text = text
         self._folded = _folded(text)
+        # The literal parts of a glob without other special characters than `*`.
+        self._parts = None if _SPECIAL.search(text) else text.split("*")
+        self._stops = not whole
         self._loose = loose_glob(text)
         self._regex: Any = None
         if text.startswith(REGEX):
@@ -416,7 +422,13 @@ class _Pattern:
         """`folds`: also ignore case and compatibility forms of letters."""
         if self._regex is not None:
             return self._regex.is_valid(text) or (folds and self._folded_regex.is_valid(_folded(text)))
-        return fnmatchcase(text, self._text) or (folds and fnmatchcase(_folded(text), self._folded))
+        if self._parts is not None:
+            fits = _fits(text, self._parts)
+        elif len(text) > MAX_GLOB_CHARACTERS:
+            return self._stops  # it would take too long to compare
+        else:
+            fits = fnmatchcase(text, self._text)
+        return fits or (folds and fnmatchcase(_folded(text), self._folded))
 
     def is_below(self, folder: str, *, folds: bool) -> bool:
         """Whether it matches any name in a folder, or is a pattern for names in this very folder."""
@@ -435,6 +447,23 @@ class _Pattern:
     def spells(self, text: str) -> bool:
         """Whether it matches a command literally, or one without shell operators."""
         return text == self._text or (self.matches(text) and _OPERATORS.search(text) is None)
+
+
+def _fits(text: str, parts: list[str]) -> bool:
+    """Return whether a text consists of these parts in this order, with anything between them."""
+    first, last = parts[0], parts[-1]
+    if len(parts) == 1:
+        return text == first
+    end = len(text) - len(last)
+    if end < len(first) or not text.startswith(first) or not text.endswith(last):
+        return False
+    at = len(first)
+    for part in parts[1:-1]:
+        found = text.find(part, at, end)
+        if found < 0:
+            return False
+        at = found + len(part)
+    return True
 
 
 def _node_is(node: Reached, pattern: str) -> bool:

@@ -129,14 +129,18 @@ class PolicyCheck:
         return msgspec.structs.replace(call, args=msgspec.Raw(msgspec.json.encode(arguments)))
 
     def refuse_keeping(self, tried: ToolCall, target: Target, principal: Principal, origins: Sequence[str]) -> None:
-        """Raise Forbidden if the policy lets a principal run a call as a trial only: others decide what is kept."""
+        """Raise Forbidden unless the policy lets a principal run a call at once and without a trial: others decide what
+        is kept. Whoever approved the trial did not approve its changes."""
         if principal.id == OWNER.id:
             return
+        arguments = {name: value for name, value in (read_arguments(tried.args) or {}).items() if name != "trial"}
+        tried = msgspec.structs.replace(tried, args=msgspec.Raw(msgspec.json.encode(arguments)))
         verdict = self._verdict(tried, target, principal, origins, may_try=True)
-        if verdict is not None and verdict.decision == "trial":
+        if verdict is not None and verdict.decision in ("trial", "ask"):
             self._note("policy.denied", tried, principal, origins, verdict)
+            allows = "allows {} only as a trial" if verdict.decision == "trial" else "asks about {} without a trial"
             raise Forbidden(
-                f"the policy allows {tried.tool!r} only as a trial ({verdict.rule}), so the owner keeps it, or a "
+                f"the policy {allows.format(repr(tried.tool))} ({verdict.rule}), so the owner keeps it, or a "
                 f"caller whom the rule does not concern; {DID_NOT_RUN}"
             )
 

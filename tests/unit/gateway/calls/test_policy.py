@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from farhand.config import Config, ConfigError, LiveConfig, load
 from farhand.gateway.calls.catalog import Catalog, Target
-from farhand.gateway.calls.policy import Policy, PolicySettings
+from farhand.gateway.calls.policy import Policy, PolicySettings, _Pattern
 from farhand.gateway.calls.policy_paths import Reached
 from farhand.gateway.calls.policy_subject import Subject, subject_of
 from farhand.gateway.nodes.registry import NodeRegistry
@@ -691,3 +694,20 @@ def test_a_tree_of_folders_is_a_search(tmp_path: Path) -> None:
         args = msgspec.Raw(msgspec.json.encode({"path": ".", **({} if depth is None else {"depth": depth})}))
         subject = subject_of(target, args, credential="owner", session_key=None, origins=("http",))
         assert decided(rule, subject) == decision, depth
+
+
+@given(st.text("ab*", max_size=6), st.text("ab\n", max_size=8))
+def test_globs_match_as_fnmatch_does(pattern: str, text: str) -> None:
+    for decision in ("allow", "deny"):
+        found = _Pattern(pattern, "rule", whole=decision == "allow").matches(text)
+        assert found == fnmatchcase(text, pattern)
+
+
+def test_a_long_argument_is_compared_quickly_or_not_at_all() -> None:
+    long = "a" * 5_000_000
+    for pattern in ("*rm -rf*", "*curl*|*sh*", "*aab*", "a*a*a*b*a"):
+        assert decided({"decision": "deny", "args": {"command": pattern}}, call(args={"command": long})) == "allow"
+    for pattern in ("*rm -r?*", "*[xy]*"):
+        assert decided({"decision": "deny", "args": {"command": pattern}}, call(args={"command": long})) == "deny"
+        allow = {"decision": "allow", "args": {"command": pattern}}
+        assert decided(allow, call(args={"command": long}), "deny") == "deny"
