@@ -81,6 +81,14 @@ function show(asked) {
   describe();
 }
 
+// A request that is not valid is not answered by itself: a link to this page would lead to any registered address.
+function refuse(asked) {
+  $("status").textContent = `The program that asks for access made a mistake: ${asked.error}. Nothing was given.`;
+  $("back").textContent = `Tell ${asked.redirect_host} about it`;
+  $("back").href = asked.redirect;
+  $("invalid").hidden = false;
+}
+
 async function decide(allow) {
   $("error").textContent = "";
   const body = { request: location.search.slice(1), allow };
@@ -105,7 +113,7 @@ async function decide(allow) {
 async function begin() {
   try {
     const asked = await ask(`v1/oauth/consent${location.search}`);
-    if (asked.redirect) location.assign(asked.redirect);
+    if (asked.error) refuse(asked);
     else show(asked);
   } catch (error) {
     const out = error.status === 401;

@@ -7,6 +7,7 @@ import base64
 import contextlib
 import hashlib
 import json
+import re
 import secrets
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -373,6 +374,7 @@ def test_the_port_on_the_clients_own_machine_may_differ(gateway: GatewayProcess)
 def test_the_client_is_told_of_its_errors(gateway: GatewayProcess, changes: Any, error: str) -> None:
     flow = Flow(gateway)
     shown = gateway.get(f"/v1/oauth/consent?{flow.query(**changes)}")
+    assert shown["error"] and shown["redirect_host"] == urlsplit(CALLBACK).netloc
     fields = dict(parse_qsl(urlsplit(shown["redirect"]).query))
     assert (fields["error"], fields["state"]) == (error, "s t&te") and "code" not in fields
 
@@ -606,6 +608,13 @@ def test_a_signed_in_tab_is_enough_and_the_page_cannot_be_framed(gateway: Gatewa
             first.goto(f"{gateway.url}{path}&{urlencode({'next': f'oauth/authorize?{flow.query()}'})}")
             expect(first.locator("#name")).to_have_text("Framed")
             page = context.new_page()
+            # An invalid request leads nowhere by itself.
+            away: list[str] = []
+            page.on("request", lambda request: away.append(request.url) if request.url.startswith(CALLBACK) else None)
+            page.goto(f"{gateway.url}/oauth/authorize?{flow.query(response_type='token')}")
+            expect(page.locator("#status")).to_contain_text("made a mistake")
+            expect(page.locator("#back")).to_have_attribute("href", re.compile("error=unsupported_response_type"))
+            assert not away
             page.goto(f"{gateway.url}/oauth/authorize?{flow.query()}")
             expect(page.locator("#name")).to_have_text("Framed")
             with page.expect_request(lambda request: request.url.startswith(CALLBACK)) as gone:

@@ -62,13 +62,15 @@ class LentMachine(msgspec.Struct):
 
 
 class ConsentView(msgspec.Struct):
-    """What the owner decides on; or `redirect`, if the client is told of an error."""
+    """What the owner decides on. For an invalid request: the error, and the address that tells the client of it, which
+    is opened only if the owner chooses so."""
 
     name: str = ""
     client_id: str = ""
     redirect_host: str = ""
     scopes: list[str] = []
     nodes: list[LentMachine] = []
+    error: str | None = None
     redirect: str | None = None
 
 
@@ -118,12 +120,12 @@ class ConsentRoutes:
         try:
             asked = await self._asked(request, request.query_string.decode("latin-1"))
         except RefusedRequest as refused:
-            return ConsentView(redirect=refused.redirect)
-        parts = urlsplit(asked.redirect_uri)
+            host = _host(refused.redirect)
+            return ConsentView(redirect_host=host, error=str(refused), redirect=refused.redirect)
         return ConsentView(
             asked.client.name,
             asked.client.client_id,
-            parts.netloc or f"{parts.scheme}:",
+            _host(asked.redirect_uri),
             list(LEVELS[: LEVELS.index(asked.scope) + 1]),
             self._machines(),
         )
@@ -216,6 +218,11 @@ async def _page(request: Request) -> Reply:
     name, content_type = _FILES[request.path]
     body = resources.files("farhand.console").joinpath(name).read_bytes()
     return Reply(body, content_type=content_type, headers=list(_HEADERS))
+
+
+def _host(address: str) -> str:
+    parts = urlsplit(address)
+    return parts.netloc or f"{parts.scheme}:"
 
 
 def _redirect(address: str) -> Reply:

@@ -1,9 +1,18 @@
-"""Bounds what a remote MCP server sends: responses, and each event of a stream, are read into memory as a whole."""
+"""Bounds what a remote MCP server sends: responses, and each event of a stream, are read into memory as a whole.
+
+A message is passed on when it is complete and has been found to have few enough values: decoding millions of them would
+hold up the gateway.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from farhand.protocol.json_limits import check_value_count
 
 if TYPE_CHECKING:
     from httpx2 import Response
@@ -13,6 +22,7 @@ MAX_MESSAGE_BYTES: Final = 16 * 1024 * 1024
 # A small compressed message can become a very large one.
 HEADERS: Final = {"accept-encoding": "identity"}
 _ENDS: Final = (b"\n\n", b"\r\n\r\n", b"\r\r")
+_LONGEST_END: Final = 4
 
 
 def bounded(longest: int = MAX_MESSAGE_BYTES) -> dict[str, list[Any]]:
@@ -25,13 +35,26 @@ def bounded(longest: int = MAX_MESSAGE_BYTES) -> dict[str, list[Any]]:
             self._events = events
 
         async def __aiter__(self) -> AsyncIterator[bytes]:
-            size = 0
+            held = bytearray()
             async for piece in self._stream:
-                end = max(piece.rfind(one) for one in _ENDS) if self._events else -1
-                size = size + len(piece) if end < 0 else len(piece) - end
-                if size > longest:
+                at = max(0, len(held) - _LONGEST_END + 1)
+                held += piece
+                end = max((held.rfind(one, at) + len(one) for one in _ENDS if one in held[at:]), default=0)
+                if self._events and end:
+                    yield await self._counted(bytes(held[:end]))
+                    del held[:end]
+                if len(held) > longest:
                     raise httpx2.ReadError(f"the server sent a message of more than {longest} bytes")
-                yield piece
+            if held:
+                yield await self._counted(bytes(held))
+
+        async def _counted(self, message: bytes) -> bytes:
+            """Return a message, or events, that can be decoded in a short time."""
+            try:
+                await asyncio.to_thread(check_value_count, message)
+            except msgspec.DecodeError as error:
+                raise httpx2.ReadError(f"the server sent a message that is too long to read: {error}") from None
+            return message
 
         async def aclose(self) -> None:
             await self._stream.aclose()

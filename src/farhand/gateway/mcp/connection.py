@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import logging
 import math
 import time
@@ -149,6 +150,8 @@ class McpConnection:
         """Connect and stay connected. Raises the error that ended the connection."""
         import anyio  # noqa: PLC0415 - the extra is loaded when the first server starts
 
+        with contextlib.suppress(ImportError):  # in a thread, since it takes seconds
+            await asyncio.to_thread(importlib.import_module, "mcp")
         try:
             from mcp import Client  # noqa: PLC0415
             from mcp_types import Implementation, ToolListChangedNotification  # noqa: PLC0415

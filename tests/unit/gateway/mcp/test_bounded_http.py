@@ -43,3 +43,12 @@ def test_what_is_too_long_or_compressed_is_refused(head: bytes, body: list[bytes
 
 def test_a_long_stream_of_short_events_is_read() -> None:
     assert len(asyncio.run(fetched(b"content-type: text/event-stream", [EVENT] * 20))) == 20 * len(EVENT)
+
+
+@pytest.mark.parametrize("form", [b"%b", b"event: message\ndata: %b\n\n"])
+def test_a_message_of_very_many_values_is_refused(monkeypatch: pytest.MonkeyPatch, form: bytes) -> None:
+    monkeypatch.setattr(f"{__name__}.LONGEST", 1_000_000)
+    kind = b"content-type: text/event-stream" if form.startswith(b"event") else b"content-type: application/json"
+    with pytest.raises(httpx2.HTTPError):
+        asyncio.run(fetched(kind, [form % (b"[" + b"1," * 120_000 + b"1]")]))
+    assert asyncio.run(fetched(kind, [form % (b'["' + b"1," * 120_000 + b'"]')]))
