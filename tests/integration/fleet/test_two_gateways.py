@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
+import contextlib
 import http.client
+import json
 import subprocess
 import sys
 import time
+import uuid
 from pathlib import Path
 
+import websockets
+
 from tests.integration.fleet.conftest import Fleet
-from tests.support.harness import GatewayProcess, NodeProcess, wait_until
+from tests.integration.nodes.test_attacks_nodes import hello
+from tests.support.harness import SHARED_TOKEN, GatewayProcess, NodeProcess, wait_until
 
 
 def test_both_show_all_nodes(fleet: Fleet, hands_of_one: NodeProcess) -> None:
@@ -146,3 +153,24 @@ def test_the_shared_journal_can_be_verified_from_every_home(fleet: Fleet, hands_
         command = [sys.executable, "-m", "farhand", "audit", "verify"]
         done = subprocess.run(command, env=gateway.environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0 and "nothing was changed" in done.stdout, done.stdout + done.stderr
+
+
+def test_answers_to_calls_that_nobody_made_hold_up_nobody(fleet: Fleet, hands_of_one: NodeProcess) -> None:
+    one, two = fleet
+
+    async def flood() -> None:
+        url = f"{one.ws_url}?token={SHARED_TOKEN}&node_id=evil"
+        async with websockets.connect(url, ping_interval=None, compression=None, close_timeout=1) as socket:
+            await socket.send(json.dumps(hello("evil")))
+            await socket.recv()
+            with contextlib.suppress(websockets.ConnectionClosed):
+                for _ in range(10_000):
+                    answer = {"type": "tool_response", "request_id": str(uuid.uuid4()), "ok": True, "result": 1}
+                    await socket.send(json.dumps(answer))
+                await asyncio.wait_for(socket.wait_closed(), 60)
+
+    asyncio.run(flood())
+    assert "connect again" in one.log.read_text()
+    for gateway in fleet:
+        assert gateway.invoke("hands__Bash", {"command": "echo well"})["ok"]
+    assert "took over" not in two.log.read_text()

@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any, Final, Literal
@@ -62,6 +62,9 @@ PART_BYTES: Final = 512 * 1024
 FRESH_SECONDS: Final = 10.0
 MOST_ROUTES: Final = 65_536
 MOST_EARLY: Final = 1024
+# Of answers of one node whose owner is looked up.
+MOST_LOOKUPS: Final = 1024
+MOST_LOOKUP_BYTES: Final = MAX_FRAME_BYTES
 # Of frames whose other parts have not arrived yet.
 MOST_PART_BYTES: Final = 4 * MAX_FRAME_BYTES
 
@@ -209,6 +212,8 @@ class FleetLinks:
         self._hellos: dict[str, tuple[NodeHello, float]] = {}
         # Which gateway gets the answer, by what the answer names.
         self._routes: OrderedDict[Hashable, str] = OrderedDict()
+        # Answers of nodes to calls whose owner is looked up.
+        self._lookups: dict[Connection, deque[tuple[bytes, ToolResponse]]] = {}
         self._joiner = Joiner()
         # Frames that arrived before their connection was made here.
         self._early: dict[str, list[tuple[Kind, bytes]]] = {}
@@ -273,12 +278,37 @@ class FleetLinks:
             return False
         front = self._routes.get(key)
         if front is None and isinstance(message, ToolResponse) and not self._gate.is_known(message.request_id):
-            self._begin(self._find_owner(connection, text, message))
+            self._look_up(connection, text, message)
             return True
         if front is None or front == self._replica:
             return False
         self._to_front(front, connection, "text", text)
         return True
+
+    def _look_up(self, connection: Connection, text: bytes, message: ToolResponse) -> None:
+        """Have the owner of a call found, one call of a connection after the other.
+
+        A node that sends more answers than can be looked up connects again, and repeats those without an owner then.
+        """
+        waiting = self._lookups.get(connection)
+        if waiting is None:
+            waiting = self._lookups[connection] = deque()
+            self._begin(self._find_owners(connection, waiting))
+        if len(waiting) >= MOST_LOOKUPS or sum(len(one) for one, _ in waiting) > MOST_LOOKUP_BYTES:
+            if connection.current:
+                log.warning(
+                    "node %s answers more calls than are known here; it has to connect again", connection.node_id
+                )
+                connection.link.close(CLOSE_RESTART, "too many answers to calls that are not known here; connect again")
+            return
+        waiting.append((text, message))
+
+    async def _find_owners(self, connection: Connection, waiting: deque[tuple[bytes, ToolResponse]]) -> None:
+        try:
+            while waiting and connection.current:
+                await self._find_owner(connection, *waiting.popleft())
+        finally:
+            self._lookups.pop(connection, None)
 
     async def _find_owner(self, connection: Connection, text: bytes, message: ToolResponse) -> None:
         """Deliver the answer to a call that another gateway may own: one that took over, or from before a move."""
