@@ -24,6 +24,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "up": ("run.serve:up", "Start the gateway, with this machine as a node."),
     "gateway": ("run.serve:gateway", "Start the gateway alone."),
     "setup": ("setup.command:setup", "Set up a model, a machine, a channel and an MCP client."),
+    "import": ("setup.importing:import_", "Import files, skills, schedules and sessions of OpenClaw."),
     "node": ("run.node:node", "Connect this machine to a gateway as a node."),
     "join": ("run.join:join", "Register this machine with a one-time code, and connect it."),
     "console": ("admin.console:console", "Open the console in a browser; list and end its sessions."),
