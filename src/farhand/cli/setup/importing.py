@@ -13,7 +13,7 @@ from farhand.cli.client import Client, ClientError
 from farhand.cli.commands import command_group
 from farhand.cli.json_output import wants_json
 from farhand.cli.output import plain, remark, show_json
-from farhand.cli.setup.openclaw_folder import ARCHIVE, MAIN, Folder, SourceFile, read_file, read_folder
+from farhand.cli.setup.openclaw_folder import ARCHIVE, MAIN, OpenClawFolder, SourceFile, read_file, read_folder
 
 CHANNELS_FILE = f"{ARCHIVE}/channels.toml"
 
@@ -99,7 +99,7 @@ def _stored(client: Client, path: str) -> bytes | None:
         return None
 
 
-def _import_channels(client: Client, found: Folder, report: _Report, *, dry_run: bool, force: bool) -> None:
+def _import_channels(client: Client, found: OpenClawFolder, report: _Report, *, dry_run: bool, force: bool) -> None:
     """Put the tables of the channels into a file, for the owner to complete: without credentials they are not valid."""
     if not found.channels:
         return
@@ -113,7 +113,7 @@ def _import_channels(client: Client, found: Folder, report: _Report, *, dry_run:
     _put(client, path, tomlkit.dumps(document).encode(), named, report, dry_run=dry_run, force=force)
 
 
-def _import_jobs(client: Client, found: Folder, report: _Report, *, dry_run: bool, force: bool) -> None:
+def _import_jobs(client: Client, found: OpenClawFolder, report: _Report, *, dry_run: bool, force: bool) -> None:
     if not found.jobs:
         return
     known = {job["name"]: job for job in client.get("/v1/cron", includeDisabled=1, limit=500).value["jobs"]}
@@ -142,7 +142,7 @@ def _same(job: dict[str, Any], wanted: dict[str, Any]) -> bool:
     )
 
 
-def _show(report: _Report, found: Folder, dry_run: bool) -> None:
+def _show(report: _Report, found: OpenClawFolder, dry_run: bool) -> None:
     if wants_json():
         show_json(
             {

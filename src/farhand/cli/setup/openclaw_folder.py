@@ -43,7 +43,7 @@ class SourceFile:
 
 
 @dataclass
-class Folder:
+class OpenClawFolder:
     """What an OpenClaw folder contains. `jobs` are bodies of `POST /v1/cron`."""
 
     files: list[SourceFile] = field(default_factory=list)
@@ -56,11 +56,11 @@ class Folder:
     skipped: list[str] = field(default_factory=list)
 
 
-def read_folder(top: Path) -> Folder:
+def read_folder(top: Path) -> OpenClawFolder:
     """Return what can be imported from `top`. Raises ClientError if it is not a folder of OpenClaw."""
     if not (top / SETTINGS).is_file() and not (top / "workspace").is_dir():
         raise ClientError("not_found", f"{top} is not a folder of OpenClaw: it has neither {SETTINGS} nor workspace/")
-    folder = Folder()
+    folder = OpenClawFolder()
     settings = _settings(top, folder)
     for entry in sorted(top.iterdir()):
         if entry.name == "workspace" or entry.name.startswith("workspace-"):
@@ -91,7 +91,7 @@ def read_file(source: Path) -> bytes:
     return data
 
 
-def _walk(top: Path, folder: Folder) -> Iterator[tuple[str, Path]]:
+def _walk(top: Path, folder: OpenClawFolder) -> Iterator[tuple[str, Path]]:
     """Yield the regular files below `top` with their relative paths; note what is left out."""
     if top.is_symlink():
         folder.skipped.append(f"{top.name}: a link")
@@ -132,7 +132,7 @@ def _unfit(source: Path, name: str) -> str:
     return ""
 
 
-def _workspace(entry: Path, agent: str, folder: Folder) -> None:
+def _workspace(entry: Path, agent: str, folder: OpenClawFolder) -> None:
     if AGENT_ID.fullmatch(agent) is None:
         folder.skipped.append(f"{entry.name}: {agent!r} is not a usable id of an agent")
         return
@@ -141,7 +141,7 @@ def _workspace(entry: Path, agent: str, folder: Folder) -> None:
         folder.files.append(SourceFile("skill" if name.startswith("skills/") else kind, source, agent, name))
 
 
-def _sessions(top: Path, folder: Folder) -> None:
+def _sessions(top: Path, folder: OpenClawFolder) -> None:
     agents = top / "agents"
     for agent in sorted(agents.iterdir()) if agents.is_dir() and not agents.is_symlink() else ():
         if agent.is_symlink() or not agent.is_dir():
@@ -154,7 +154,7 @@ def _sessions(top: Path, folder: Folder) -> None:
                 folder.files.append(SourceFile("session", source, MAIN, f"{ARCHIVE}/sessions/{agent.name}/{name}"))
 
 
-def _settings(top: Path, folder: Folder) -> dict[str, Any]:
+def _settings(top: Path, folder: OpenClawFolder) -> dict[str, Any]:
     """Return the settings, or nothing if they cannot be read."""
     path = top / SETTINGS
     if not os.path.lexists(path):
@@ -175,7 +175,7 @@ def _without_comments(text: str) -> str:
     return kept.replace("\t", "  ")
 
 
-def _channels(settings: dict[str, Any], folder: Folder) -> None:
+def _channels(settings: dict[str, Any], folder: OpenClawFolder) -> None:
     channels = settings.get("channels")
     for name, given in channels.items() if isinstance(channels, dict) else ():
         if not isinstance(name, str) or not isinstance(given, dict) or AGENT_ID.fullmatch(name) is None:
@@ -193,7 +193,7 @@ def _channels(settings: dict[str, Any], folder: Folder) -> None:
                 folder.secrets.append(f"{SETTINGS}: channels.{name}.{key}: set it in [channels.{name}] of farhand.toml")
 
 
-def _jobs(top: Path, folder: Folder) -> None:
+def _jobs(top: Path, folder: OpenClawFolder) -> None:
     path = top / "cron" / "jobs.json"
     if not os.path.lexists(path) or (top / "cron").is_symlink():
         return
