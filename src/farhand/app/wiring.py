@@ -57,6 +57,7 @@ from farhand.app.oauth import open_oauth
 from farhand.app.openai import openai_routes
 from farhand.app.plugins import CHANNELS, MODELS, OBJECTS, PluginError, Plugins
 from farhand.app.policy import policy_file
+from farhand.app.receipts import open_receipts
 from farhand.app.sandbox import LiveConfinement, open_trials
 from farhand.app.schedule import open_schedule, schedule_settings
 from farhand.app.setting_secrets import provider_secrets
@@ -588,6 +589,7 @@ async def build(
         CallRoutes(catalog, gate, CallSearch(database, gate), commands, secrets, ending),
         UndoRoutes(gate, undo, RunUndo(database, gate, catalog, undo)),
         TrialRoutes(gate, trial_calls),
+        open_receipts(home, store.gateway_id, database, gate, credentials, clock),
         TerminalRoutes(terminals, gate),
         SecretRoutes(handles),
         FanOutRoutes(FanOuts(database, node_registry, gate), ending),

@@ -61,6 +61,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "cron": ("agent.cron:cron", "Schedule work for the agent, and see the results."),
     "message": ("agent.message:message", "Send a message on a channel; list the messages sent."),
     "channels": ("agent.channels:channels", "List channels; admit people; manage hooks."),
+    "receipt": ("calls.receipt:receipt", "Export signed receipts of calls, and verify them."),
     "freeze": ("admin.freeze:freeze", "Stop everything now, on every machine."),
     "thaw": ("admin.freeze:thaw", "End a freeze."),
     "plugin": ("admin.plugin:plugin", "Start a plug-in of your own; run it while you write it."),

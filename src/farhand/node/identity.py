@@ -10,6 +10,7 @@ from typing import Final
 from farhand.machine.files.private_files import replace_private
 from farhand.protocol.errors import FarhandError
 from farhand.protocol.key_auth import KEY_BYTES, from_text, key_text, to_text
+from farhand.protocol.receipts import SigningKey
 from farhand.protocol.sealing import SealingKey
 
 KEY_FILE: Final = "key.json"
@@ -84,6 +85,20 @@ class NodeKey:
             kept["gateway_id"] = self._gateway_id
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         replace_private(self._path, json.dumps(kept).encode())
+
+
+def load_receipt_key(path: Path) -> SigningKey:
+    """Load the key with which a node without a login key signs its answers, or create one. Raises FarhandError."""
+    try:
+        seed = from_text(path.read_text().strip().removeprefix(SEED))
+        if len(seed) != KEY_BYTES:
+            raise ValueError("invalid content")
+    except FileNotFoundError:
+        seed = os.urandom(KEY_BYTES)
+        replace_private(path, (SEED + to_text(seed)).encode())
+    except (OSError, ValueError) as error:
+        raise FarhandError(f"the key in {path} cannot be read: {error}; remove the file to create another") from None
+    return SigningKey(seed)
 
 
 def load_sealing_key(path: Path) -> SealingKey:

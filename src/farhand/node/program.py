@@ -32,7 +32,7 @@ from farhand.machine.load import MachineLoad
 from farhand.machine.sandbox.confinement import Confinement, unconfined
 from farhand.machine.sandbox.trials import Trials
 from farhand.node.confinement import NodeConfinement, confine
-from farhand.node.identity import NodeKey, load_sealing_key
+from farhand.node.identity import NodeKey, load_receipt_key, load_sealing_key
 from farhand.node.lent_limits import LendingError, LendingLimits, effective_limits, store_limits
 from farhand.node.log import logging_to_file
 from farhand.node.mcp_servers import ServerHost
@@ -211,6 +211,7 @@ async def _serve(
                     "limits": holds.announced() | ({"sandbox": confined.level} if confined.level else {}),
                 },
                 sealing=sealing,
+                receipt_key=key or load_receipt_key(folder / "receipt.key"),
                 ca_file=options.ca_file,
                 pinned_cert=options.pinned_cert,
                 token_in_query=None,

@@ -34,6 +34,8 @@ FEATURE_FILES = "files"
 FEATURE_FREEZE = "freeze"
 # How far a call is, and what its tool logs.
 FEATURE_PROGRESS = "progress"
+# The node signs its answers.
+FEATURE_RECEIPTS = "receipts"
 # Prefix of a tool name that a node does not list but accepts calls for.
 FEATURE_UNLISTED = "tool."
 # The features of every Farhand peer; `transfer` is announced by peers that move files.
@@ -87,6 +89,8 @@ class NodeExtras(Struct, frozen=True, omit_defaults=True):
     frozen: FreezeOrder | None = None
     # The public key to which secrets are sealed; empty if this node takes none.
     sealing_key: str = ""
+    # The public key with which this node signs its answers (`receipts`); empty if it does not.
+    receipt_key: str = ""
 
 
 class GatewayExtras(Struct, frozen=True, omit_defaults=True):
@@ -136,11 +140,20 @@ class ToolRequest(Struct, frozen=True, tag_field="type", tag="tool_request"):
     trace: str | UnsetType = UNSET
 
 
+class SignedStatement(Struct, frozen=True):
+    """What a node states about a call it ran, and its signature; see `receipts`."""
+
+    statement: str
+    signature: str
+
+
 class ToolResponse(Struct, frozen=True, tag_field="type", tag="tool_response"):
     request_id: str
     ok: bool
     result: Raw | UnsetType = UNSET
     error: ToolFailure | UnsetType | None = UNSET
+    # To a gateway that announced `receipts`.
+    receipt: SignedStatement | UnsetType = UNSET
 
 
 class Ping(Struct, frozen=True, tag_field="type", tag="ping"):

@@ -23,6 +23,7 @@ from farhand.protocol.key_auth import SCHEME
 from farhand.protocol.messages import (
     FEATURE_PROGRESS,
     FEATURE_QUERY,
+    FEATURE_RECEIPTS,
     FEATURE_RESUME,
     FEATURE_TOOLS,
     FEATURE_UNLISTED,
@@ -63,6 +64,7 @@ from farhand.sdk.errors import ConfigError, ReconnectExhausted, Refused, Shutdow
 from farhand.sdk.freeze import EndAll, FreezeHandler
 from farhand.sdk.heap import trim_heap
 from farhand.sdk.key_auth import LoginKey, prove
+from farhand.sdk.receipts import ReceiptKey, Signer
 
 if TYPE_CHECKING:
     from farhand.protocol.sealing import SealingKey
@@ -163,6 +165,7 @@ class NodeClient:
         role: str = "specialized",
         runtime: Mapping[str, Any] | None = None,
         sealing: SealingKey | None = None,
+        receipt_key: ReceiptKey | None = None,
         ca_file: str | None = None,
         pinned_cert: str | None = None,
         token_in_query: bool | None = True,
@@ -189,6 +192,7 @@ class NodeClient:
         - `freeze_state` stores a freeze (default: in memory). `end_all` ends the processes that calls left running,
           `end_call` those of one call.
         - `sealing` opens the secrets of calls; without it, calls with secret handles are refused.
+        - `receipt_key` signs answers, so that the gateway can export receipts; by default `key` does, if there is one.
         - `other_gateways` serve together with the first: when one is lost, the next is tried.
         - `leave` is called at shutdown: if it returns true, calls that the next run of the program can continue go on.
         """
@@ -217,6 +221,8 @@ class NodeClient:
         self._role = role
         self._runtime = dict(runtime or {})
         self._sealing = sealing
+        signing = receipt_key or key
+        self._signer = None if signing is None else Signer(signing, self.node_info.id)
         self._ledger = ledger
         self.queries = dict(queries or {})
         self.extension = extension
@@ -251,6 +257,7 @@ class NodeClient:
             freeze_state=self.freezing.freeze_state,
             end_call=self._end_call,
             sealing=self._sealing,
+            signer=self._signer,
         )
         shutdown = CancelToken() if shutdown is None else shutdown
         stopped = shutdown.cancelled() if isinstance(shutdown, CancelToken) else shutdown.wait()
@@ -321,6 +328,7 @@ class NodeClient:
                 resume=dispatcher.resume(),
                 frozen=self.freezing.freeze_state.order,
                 sealing_key=self._sealing.public if self._sealing is not None else "",
+                receipt_key=self._signer.public if self._signer is not None else "",
             ),
         )
 
@@ -430,6 +438,7 @@ class _Connection:
                 keeps=FEATURE_RESUME in self._extras.features,
                 max_response_bytes=self._extras.max_response_bytes,
                 takes_progress=FEATURE_PROGRESS in self._extras.features,
+                takes_receipts=FEATURE_RECEIPTS in self._extras.features,
             )
             extension = self._client.extension
             if extension is not None and set(extension.features) <= set(self._extras.features):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ from farhand.sdk.accepted_calls import AcceptedCalls, storable
 from farhand.sdk.context import CancelToken, ToolContext
 from farhand.sdk.ended_calls import EndedCalls
 from farhand.sdk.progress import Reporter
+from farhand.sdk.receipts import Signer
 from farhand.sdk.response_limits import ResponseLimits, encode_within
 
 if TYPE_CHECKING:
@@ -57,9 +59,13 @@ class Dispatcher:
         freeze_state: FreezeState | None = None,
         end_call: EndCall | None = None,
         sealing: SealingKey | None = None,
+        signer: Signer | None = None,
     ) -> None:
-        """`end_call` ends the processes that a finished call left running. `sealing` opens the secrets of calls."""
+        """`end_call` ends the processes that a finished call left running. `sealing` opens the secrets of calls.
+        `signer` signs answers.
+        """
         self._sealing = sealing
+        self._signer = signer
         self._registry = registry
         self._end_call = end_call
         self._endings: dict[str, asyncio.Task[None]] = {}
@@ -83,16 +89,27 @@ class Dispatcher:
         self._send: Send | None = None
         self._keeps = False
         self._takes_progress = False
+        self._signs = False
         self._closing = ""
 
     # -- the link ---------------------------------------------------------------------------------------
 
-    def attach(self, send: Send, *, keeps: bool, max_response_bytes: int | None, takes_progress: bool = False) -> None:
+    def attach(
+        self,
+        send: Send,
+        *,
+        keeps: bool,
+        max_response_bytes: int | None,
+        takes_progress: bool = False,
+        takes_receipts: bool = False,
+    ) -> None:
         """Send responses through `send` from now on.
 
         `keeps`: the gateway acknowledges results and accepts them late. `max_response_bytes`: the longest frame it
-        accepts, if it announced one. `takes_progress`: it wants to know how far calls are.
+        accepts, if it announced one. `takes_progress`: it wants to know how far calls are. `takes_receipts`: it wants
+        signed answers.
         """
+        self._signs = takes_receipts and self._signer is not None
         self._send, self._keeps, self._takes_progress = send, keeps, takes_progress
         self._room = ResponseLimits.towards(max_response_bytes, self._max_response_bytes)
         finished, self._unacknowledged = self._unacknowledged, OrderedDict()
@@ -279,7 +296,7 @@ class Dispatcher:
         self._running[request.request_id] = (task, token)
 
     async def _run(self, request: ToolRequest, tool: RegisteredTool, token: CancelToken) -> None:
-        request_id = request.request_id
+        request_id, started_at = request.request_id, time.time_ns() // 1_000_000
         parent = request.trace if isinstance(request.trace, str) else ""
         span = tracing.begin(f"run {request.tool}", parent, **{"farhand.call": request_id})
         failure = "interrupted"
@@ -292,6 +309,8 @@ class Dispatcher:
             self._continuing.discard(request_id)
         if request_id in self._left:
             return
+        if self._signs and self._signer is not None:
+            response = self._signer.signed(request, response, started_at)
         if request_id in self._orphans:
             self._orphans.discard(request_id)  # its gateway abandoned the call with the link
             self._past.add(request_id, encode_within(response, self._room))

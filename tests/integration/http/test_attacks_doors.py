@@ -57,7 +57,10 @@ OPENS: dict[str, tuple[str, ...]] = {
     "freeze": ("GET /v1/freeze", "POST /v1/freeze"),
 }
 # Opened by a scope although other routes begin alike.
-ALSO = {scope: {"GET /v1/tools", "GET /v1/budgets"} for scope in ("tools.read", "tools.write", "tools.exec")}
+ALSO = {
+    scope: {"GET /v1/tools", "GET /v1/budgets", "GET /v1/calls/{call_id}/receipt"}
+    for scope in ("tools.read", "tools.write", "tools.exec")
+}
 ALSO["chat"] = {"GET /v1/budgets"}
 ASKS = ("POST /v1/nodes/{node_id}/probe", "POST /v1/policy/", "POST /v1/cron/preview")
 NOT_READ = ("/mcp", "/v1/tokens", "/v1/console", "/v1/hooks", "/v1/models", "/v1/workspace", "/v1/memory/")
@@ -167,7 +170,7 @@ def test_a_narrowed_token_reaches_tools_alone(gateway: GatewayProcess) -> None:
         assert open_ <= {
             *("POST /v1/tools/invoke", "POST /v1/tools/fanout", "POST /mcp", "DELETE /mcp", "POST /agent/process"),
             *("POST /v1/calls/{call_id}/undo", "POST /v1/runs/{run_id}/undo", "GET /v1/tools"),
-            "GET /v1/budgets",  # its own
+            *("GET /v1/budgets", "GET /v1/calls/{call_id}/receipt"),  # its own
             # Of the caller's own calls, or as calls that pass the gate.
             *("GET /v1/calls/{call_id}/output", "POST /v1/calls/{call_id}/input"),
             *("POST /v1/terminals", "DELETE /v1/terminals/{terminal_id}", "GET /v1/terminals/{terminal_id}/ws"),

@@ -14,7 +14,7 @@ from msgspec import UNSET, UnsetType
 from farhand.api.routes.invoke import RouteTaken
 from farhand.api.routes.nodes import NODE_STATUSES
 from farhand.api.server.conditional import not_modified, not_modified_reply, requested_range, unsatisfiable
-from farhand.api.server.http import Problem, Reply, Request
+from farhand.api.server.http import Problem, Reply, Request, json_reply
 from farhand.api.server.router import BYTES, PARTIAL, Query, route
 from farhand.api.server.streams import until_gone
 from farhand.gateway.access.credentials import Scope
@@ -25,9 +25,12 @@ from farhand.gateway.calls.gate import Gate
 from farhand.gateway.calls.open_call import CallLogLine, CallProgress
 from farhand.gateway.calls.output_redaction import covered
 from farhand.gateway.calls.search import CallSearch
+from farhand.gateway.control.receipts import Receipts
 from farhand.gateway.nodes.output import Output, RemoteCommands
 from farhand.protocol.calls import NULL, ToolFailure
+from farhand.protocol.errors import Failed
 from farhand.protocol.names import NATIVE
+from farhand.protocol.receipts import Receipt, fingerprint
 from farhand.protocol.redaction import KnownSecrets
 from farhand.protocol.version import MIB
 from farhand.store.tables.calls import LEFT_OUT, CallRecord, CallState
@@ -339,6 +342,42 @@ class CallRoutes:
         part = b"bytes %d-%d/%b" % (first.offset, first.offset + len(data) - 1, total)
         headers.append((b"content-range", part))
         return Reply(data, status=206, content_type=BYTES.encode(), headers=headers, bare=True)
+
+
+class ReceiptKeyAnswer(msgspec.Struct):
+    key: str
+    fingerprint: str
+
+
+class ReceiptRoutes:
+    def __init__(self, receipts: Receipts) -> None:
+        self._receipts = receipts
+
+    @route(
+        "GET /v1/calls/{call_id}/receipt",
+        (Scope.READ, Scope.TOOLS_READ),
+        "The signed receipt of a call that has ended. A token without `read` gets that of its own calls.",
+        query=(Query("content", "1 adds the arguments and the result."),),
+        answer=Receipt,
+        errors=(404, 409),
+        narrow=True,
+        content=True,
+    )
+    async def receipt(self, request: Request) -> Reply:
+        call_id = request.params["call_id"]
+        record = await self._receipts.find(call_id)
+        credential = request.credential
+        readable = credential.may(Scope.READ) and not credential.narrowed
+        if record is None or not (readable or credential.id in (record.credential, record.on_behalf_of)):
+            raise Problem(404, "not_found", f"there is no call {call_id[:100]!r}")
+        try:
+            return json_reply(await self._receipts.make(record, content=request.query("content") == "1"))
+        except Failed as error:
+            raise Problem(409, "call_open", error.message) from None
+
+    @route("GET /v1/receipts/key", Scope.READ, "The public key with which this gateway signs receipts.")
+    async def key(self, _request: Request) -> ReceiptKeyAnswer:
+        return ReceiptKeyAnswer(self._receipts.key, fingerprint(self._receipts.key))
 
 
 def _no_call(request: Request) -> Problem:

@@ -15,6 +15,7 @@ from typing import Literal
 import msgspec
 
 from farhand.protocol.errors import FarhandError
+from farhand.protocol.key_auth import read_key
 from farhand.protocol.names import validate_capability, validate_node_id
 from farhand.protocol.redaction import OWN_PREFIXES
 from farhand.store.tables.tokens import Token, token_hash
@@ -340,6 +341,15 @@ class Credentials:
 
     def _key(self, public_key: bytes) -> Token | None:
         return next((token for token in self._tokens.values() if token.public_key == public_key), None)
+
+    def has_registered(self, node_id: str, key: str) -> bool:
+        """Return whether a public key, as text, is registered for a node."""
+        try:
+            public_key = read_key(key)
+        except ValueError:
+            return False
+        token = self._key(public_key)
+        return token is not None and token.node_id == node_id
 
     def has_key(self, node_id: str) -> bool:
         """Return whether a node has to log in with its key, so that no token is accepted for it."""

@@ -25,12 +25,14 @@ from farhand.gateway.nodes.registry import Connection
 from farhand.protocol.calls import NULL, ToolFailure, ToolResult
 from farhand.protocol.errors import ErrorKind, Failed
 from farhand.protocol.messages import Resume, ToolAck, ToolCancel, ToolProgress, ToolResponse, encode
+from farhand.protocol.receipts import MOST_STATEMENT_BYTES
 from farhand.protocol.redaction import KnownSecrets
 from farhand.protocol.untrusted import one_line
 from farhand.protocol.version import CLOSE_UNREADABLE
 from farhand.store.journal.events import append_event
 from farhand.store.ports import Store, StoreError
 from farhand.store.tables import calls
+from farhand.store.tables.accounts.receipts import SignedAnswer
 from farhand.store.tables.calls import CallRecord
 from farhand.store.tables.fleet import open_among
 
@@ -38,6 +40,7 @@ log = logging.getLogger(__name__)
 
 NOT_WAITED_FOR = "no caller waits for this call"
 LONGEST_SAID = 500
+LONGEST_SIGNATURE = 100
 MOST_LOG_LINES = 100
 MOST_PROGRESS = 1e15
 # Between two events about the progress of a call, and the number of events about progress and logs of one call.
@@ -90,6 +93,7 @@ class NodeCalls:
         elif opened.record.node_id != connection.node_id or not connection.current:
             log.warning("node %s answered call %s of another node", connection.node_id, response.request_id)
         else:
+            opened.receipt = _signed(connection, response)
             self._lifecycle.apply(opened, *self._read(opened, response), connection)
 
     def _read(self, opened: OpenCall, response: ToolResponse) -> tuple[CallEvent, ToolResult | str]:
@@ -259,6 +263,16 @@ class NodeCalls:
             connection.link.send(encode(ToolCancel(call_id, reason)))
         if settled := [call_id for call_id in call_ids if call_id not in stopped]:
             connection.link.send(encode(ToolAck(settled)))
+
+
+def _signed(connection: Connection, response: ToolResponse) -> SignedAnswer | None:
+    """Return what a node signed about a call. It is checked when a receipt is verified."""
+    signed = response.receipt
+    if signed is UNSET or not connection.receipt_key or len(signed.signature) > LONGEST_SIGNATURE:
+        return None
+    if len(signed.statement) > MOST_STATEMENT_BYTES:
+        return None
+    return SignedAnswer(connection.receipt_key, signed.statement, signed.signature)
 
 
 def _log_failure(written: asyncio.Future[Any]) -> None:

@@ -18,6 +18,7 @@ from farhand.gateway.calls.state import OpenState
 from farhand.gateway.nodes.registry import Connection, Node
 from farhand.protocol.calls import NULL, ToolFailure, ToolResult
 from farhand.protocol.errors import ToolError
+from farhand.store.tables.accounts.receipts import SignedAnswer
 from farhand.store.tables.calls import CallRecord, CallState
 from farhand.store.tables.waiting_calls import Approval, Why
 from farhand.tools.tool import Tool
@@ -83,6 +84,8 @@ class OpenCall(msgspec.Struct, eq=False):
     principal: Principal | None = None
     # Where the call comes from, for the policy.
     origins: tuple[str, ...] = ()
+    # What its node signed about it.
+    receipt: SignedAnswer | None = None
     # The budgets it counts against.
     charge: Charge | None = None
     state: OpenState = OpenState.RECORDING

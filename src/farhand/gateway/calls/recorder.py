@@ -21,6 +21,7 @@ from farhand.store.ports import EngineError, Store, Tx
 from farhand.store.tables import calls
 from farhand.store.tables import idempotency as keys
 from farhand.store.tables.accounts import budgets
+from farhand.store.tables.accounts.receipts import SignedAnswer, add_receipts
 from farhand.store.tables.calls import CallRecord
 from farhand.store.tables.fleet import begin_fenced
 from farhand.store.tables.waiting_calls import finish_waiting
@@ -57,6 +58,8 @@ class CallEnd(msgspec.Struct, frozen=True, gc=False):
     release_key: bool = False
     # Something is reserved for it in budgets.
     charged: bool = False
+    # What its node signed.
+    receipt: SignedAnswer | None = None
 
 
 class _Ending(msgspec.Struct, frozen=True, gc=False):
@@ -104,7 +107,7 @@ class Recorder:
         # changes nothing can be repeated. Any other end has to be on disk before anyone hears of it.
         kept_by_node = connection is not None and connection.resume is not None
         charged = opened.charge is not None
-        ending = _Ending(opened, CallEnd(record, stored_as, release_key, charged), connection)
+        ending = _Ending(opened, CallEnd(record, stored_as, release_key, charged, opened.receipt), connection)
         self._ends[not opened.read_only and not kept_by_node].append(ending)
         self._schedule()
 
@@ -240,6 +243,8 @@ def store_ends(tx: Tx, ends: list[CallEnd]) -> None:
             keys.release(tx, record.credential, record.idempotency_key, record.id)
     if new:
         calls.begin_all(tx, new)
+    if signed := [(end.record.id, end.receipt) for end in ends if end.receipt is not None]:
+        add_receipts(tx, signed)
 
 
 def _one_is_to_blame(error: BaseException | None, items: list[Any]) -> bool:

@@ -17,7 +17,15 @@ from farhand.gateway.nodes.cards import cleaned_label, cleaned_runtime, cleaned_
 from farhand.gateway.nodes.queries import Queries, read_answer
 from farhand.gateway.nodes.registry import Connection, Link, Node, NodeRegistry
 from farhand.protocol.errors import FarhandError
-from farhand.protocol.messages import FEATURE_TRANSFER, FEATURES, GatewayExtras, GatewayWelcome, NodeHello, ToolsUpdate
+from farhand.protocol.messages import (
+    FEATURE_RECEIPTS,
+    FEATURE_TRANSFER,
+    FEATURES,
+    GatewayExtras,
+    GatewayWelcome,
+    NodeHello,
+    ToolsUpdate,
+)
 from farhand.protocol.version import CLOSE_REPLACED, CLOSE_RESTART, CLOSE_UNAUTHORIZED, MAX_FRAME_BYTES
 from farhand.store.ports import Tx
 from farhand.store.tables.nodes import NodeCard, describe_node, forget_node, node_seen, save_node
@@ -92,7 +100,9 @@ class NodeInventory:
             gateway_version=__version__,
             farhand=UNSET
             if plain
-            else GatewayExtras([*FEATURES, FEATURE_TRANSFER], self._gateway_id, max_response_bytes=MAX_FRAME_BYTES),
+            else GatewayExtras(
+                [*FEATURES, FEATURE_TRANSFER, FEATURE_RECEIPTS], self._gateway_id, max_response_bytes=MAX_FRAME_BYTES
+            ),
         )
 
     def join(self, card: NodeCard, hello: NodeHello, link: Link, token_id: str | None = None) -> Connection:

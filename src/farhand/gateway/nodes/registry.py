@@ -155,6 +155,7 @@ class Connection:
         self.resume: Resume | None = _bounded(extras.resume) if extras and FEATURE_RESUME in features else None
         self.max_request_bytes = (extras.max_request_bytes if extras else None) or MAX_REQUEST_BYTES
         self.sealing_key = (extras.sealing_key if extras else "")[:100]
+        self.receipt_key = (extras.receipt_key if extras else "")[:100]
         self.current = True
 
     @property

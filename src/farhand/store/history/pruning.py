@@ -209,6 +209,7 @@ def apply(tx: Tx, batch: Batch, now: int) -> int:
     ids = [(call_id,) for call_id in batch.calls]
     tx.executemany("DELETE FROM calls WHERE id = ?", ids)
     tx.executemany("DELETE FROM approvals WHERE call_id = ?", ids)
+    tx.executemany("DELETE FROM receipts WHERE call_id = ?", ids)
     for call_id in batch.kept:
         calls.append_kept(tx, call_id, now)
     data: dict[str, Any] = msgspec.to_builtins(batch.pruned)

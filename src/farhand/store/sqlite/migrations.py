@@ -603,6 +603,16 @@ ALTER TABLE chats ADD COLUMN first_entry INTEGER NOT NULL DEFAULT 0;
 CREATE INDEX chats_to_move ON chats (seq) WHERE session_key = '';
 """
 
+# What nodes signed about calls.
+RECEIPTS = """
+CREATE TABLE receipts (
+    call_id   TEXT PRIMARY KEY,
+    node_key  TEXT NOT NULL,
+    statement TEXT NOT NULL,
+    signature TEXT NOT NULL
+) STRICT, WITHOUT ROWID;
+"""
+
 MIGRATIONS: Final[tuple[str, ...]] = (
     FIRST,
     TRANSFERS,
@@ -636,4 +646,5 @@ MIGRATIONS: Final[tuple[str, ...]] = (
     ONE_TIME_CODES,
     BUDGETS,
     CHATS_OF_SESSIONS,
+    RECEIPTS,
 )

@@ -1,1 +1,1 @@
-"""What is used: tokens and cost of runs, and budgets."""
+"""What is used and answered for: tokens and cost of runs, budgets, receipts."""

@@ -1,0 +1,121 @@
+"""`receipt`: export the signed receipt of a call, and verify one without a gateway."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import msgspec
+
+from farhand.cli.client import Client, url_path
+from farhand.cli.commands import ClientGroup
+from farhand.cli.json_output import group_json_option, wants_json
+from farhand.cli.output import paint, plain, remark, show, show_fields, show_json
+from farhand.protocol.errors import FarhandError
+from farhand.protocol.receipts import Receipt, check
+
+MOST_BYTES: Final = 256 * 1024 * 1024
+_MARKS: Final = {"ok": "ok", "mismatch": "MISMATCH", "absent": "-"}
+
+
+class _Receipts(ClientGroup):
+    """`receipt CALL` exports."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        named = args and re.fullmatch("[0-9a-fA-F-]{4,}", args[0])
+        return super().resolve_command(ctx, ["export", *args] if named else args)
+
+
+@click.group(cls=_Receipts)
+@group_json_option
+def receipt() -> None:
+    """Export signed receipts of calls, and verify them offline.
+
+    \b
+    Examples:
+      farhand receipt 01a1eb38 -o receipt.json
+      farhand receipt key
+      farhand receipt verify receipt.json --gateway-key SHA256:… --node-key SHA256:…
+    """
+
+
+@receipt.command("export")
+@click.argument("call")
+@click.option("-o", "--output", type=click.Path(dir_okay=False), help="Write it to a file instead of standard output.")
+@click.option("--content", is_flag=True, help="Add the arguments and the result, so that they can be verified too.")
+def export(call: str, output: str | None, content: bool, client: Client) -> None:
+    """Export the receipt of a call that has ended. `farhand receipt CALL` does the same.
+
+    \b
+    Example:
+      farhand receipt export 01a1eb38-c354-7d54-b039-9e17f8e8ae31 --content -o receipt.json
+    """
+    found = client.get(url_path("/v1/calls/{}/receipt", call, content="1" if content else None)).value
+    if output is None:
+        show_json(found)
+        return
+    Path(output).write_bytes(msgspec.json.format(msgspec.json.encode(found)) + b"\n")
+    if wants_json():
+        show_json({"file": output})
+    else:
+        remark(f"wrote {output}; `farhand receipt verify {output}` checks it")
+
+
+@receipt.command("key")
+def key(client: Client) -> None:
+    """Print the public key with which the gateway signs, and its fingerprint.
+
+    \b
+    Example:
+      farhand receipt key
+    """
+    show(client.get("/v1/receipts/key"), show_fields)
+
+
+@receipt.command("verify")
+@click.argument("file", type=click.Path(dir_okay=False))
+@click.option("--gateway-key", metavar="KEY", help="The key or fingerprint that you expect of the gateway.")
+@click.option("--node-key", metavar="KEY", help="The key or fingerprint that you expect of the node.")
+def verify(file: str, gateway_key: str | None, node_key: str | None, **_: Any) -> None:
+    """Verify a receipt without a gateway; `-` reads standard input. The status is 1 if a part does not match.
+
+    Without --gateway-key and --node-key, the keys in the receipt are used: compare their fingerprints with those of
+    `farhand receipt key` and `farhand node key`.
+
+    \b
+    Example:
+      farhand receipt verify receipt.json --gateway-key SHA256:…
+    """
+    text = sys.stdin.buffer.read(MOST_BYTES) if file == "-" else _read(Path(file))
+    try:
+        found = msgspec.json.decode(text, type=Receipt)
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        raise FarhandError(f"{file} is not a receipt: {error}") from None
+    pinned = {name: value for name, value in (("gateway", gateway_key), ("node", node_key)) if value is not None}
+    findings = check(found, pinned)
+    valid = all(finding.verdict != "mismatch" for finding in findings)
+    if wants_json():
+        show_json({"valid": valid, "call_id": found.call.id, "findings": msgspec.to_builtins(findings)})
+    else:
+        for finding in findings:
+            mark = paint(_MARKS[finding.verdict], bold=finding.verdict == "mismatch")
+            print(f"{mark:9} {plain(finding.part)}: {plain(finding.message)}")
+        print("valid" if valid else "NOT VALID")
+    if not valid:
+        raise SystemExit(1)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with path.open("rb") as opened:
+            text = opened.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise FarhandError(f"cannot read {path}: {error.strerror}") from None
+    if len(text) > MOST_BYTES:
+        raise FarhandError(f"{path} is not a receipt: it has more than {MOST_BYTES} bytes")
+    return text
