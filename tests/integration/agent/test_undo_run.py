@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from tests.integration.agent.test_agent import House, open_house
 from tests.integration.cli.conftest import Command
-from tests.support.harness import NodeProcess
+from tests.support.harness import NodeProcess, wait_until
 from tests.support.model_server import calls, text
 
 
@@ -40,9 +41,13 @@ def test_everything_a_run_changed_is_undone(house: House, tmp_path: Path) -> Non
         farhand = Command(house.gateway.home)
         planned = farhand("undo", "--run", run, "--dry-run")
         assert "would be" in planned.out and there.read_text() == "three\n"
+        preview = house.gateway.request("POST", f"/v1/runs/{run}/undo", {"dry_run": True}).json()
+        older = [one for one in preview["calls"] if one["tool"] == "bench__Edit"]
+        assert [one["undone"] for one in older] == [True, True] and older[1]["after"] == older[0]["call_id"]
+        assert [one["tool"] for one in preview["calls"] if not one["undone"]] == ["bench__Bash"], "the preview is right"
         done = farhand("undo", "--run", run)
         assert done.status == 1, "a command could not be undone"
-        assert "not undone: bench__Bash" in done.out and "trial" in done.out
+        assert "not undone: bench__Bash" in done.out and "run it as a trial" in done.out
         assert there.read_text() == "one\n" and not own.exists() and not (node.workspace / "tried.txt").exists()
         report = house.gateway.request("POST", f"/v1/runs/{run}/undo", {"dry_run": True}).json()
         assert report["calls"][0]["tool"] == "bench__Trial", "newest first"
@@ -61,3 +66,29 @@ def test_a_token_that_may_not_write_undoes_nothing(house: House) -> None:
     made = house.gateway.request("POST", "/v1/tokens", {"scopes": ["read", "chat", "tools.read"]}).json()
     answer = house.gateway.request("POST", "/v1/runs/some/undo", {}, token=made["token"])
     assert answer.status == 403
+
+
+def test_a_kill_in_the_middle_leaves_nothing_to_do_twice(house: House, tmp_path: Path) -> None:
+    """Some calls are undone before the gateway is killed; a second undo of the run does the rest."""
+    gateway = house.gateway
+    with NodeProcess(gateway, tmp_path, "shelf") as node:
+        files = [node.workspace / f"{number}.txt" for number in range(6)]
+        writes = [("shelf__Write", {"path": str(file), "content": "new"}) for file in files]
+        run = house.session(calls(*writes), text("done")).send()["run_id"]
+        newest = gateway.get("/v1/calls?tool=shelf__Write&limit=2")["calls"]
+        for one in newest:
+            assert gateway.request("POST", f"/v1/calls/{one['id']}/undo", {}).json()["ok"] is True
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            undoing = pool.submit(gateway.request, "POST", f"/v1/runs/{run}/undo", {})
+            wait_until(lambda: sum(file.exists() for file in files) < 4, what="the undo of a third file")
+            gateway.kill()
+            undoing.exception(60)  # it may have ended just before
+        gateway.start()
+        gateway.wait_for_node("shelf")
+        running = "/v1/calls?tool=shelf__Undo&state=running&limit=1"
+        wait_until(lambda: not gateway.get(running)["calls"], what="the end of an undo that was open")
+        report = gateway.request("POST", f"/v1/runs/{run}/undo", {}).json()
+        assert not any(file.exists() for file in files), report
+        assert report["not_undone"] == 0 and report["undone"] == 6, report
+        assert sum("already undone" in one.get("reason", "") for one in report["calls"]) >= 2
+        assert all(one["undone_by"] for one in report["calls"])

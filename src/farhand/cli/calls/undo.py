@@ -51,7 +51,9 @@ def undo(call_id: str | None, run_id: str | None, dry_run: bool, client: Client)
 def _undo_run(client: Client, run_id: str, dry_run: bool) -> int:
     def render(ended: dict[str, Any]) -> None:
         for one in ended["calls"]:
-            if one["undone"]:
+            if one["undone"] and one.get("reason"):
+                print(plain_lines(f"undone before: {one['tool']} ({one['call_id']}): {one['reason']}"))
+            elif one["undone"]:
                 _show_files(one["files"], dry_run)
             else:
                 print(plain_lines(f"not undone: {one['tool']} ({one['call_id']}): {one['reason']}"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +22,9 @@ from farhand.tools.trial import NAME as TRIAL
 
 # Tools whose effects nothing records, so that they cannot be undone.
 COMMANDS = frozenset({"Bash", "Process", "exec", "process", "shell"})
+# How the machines say that a call was undone before, and that a file is not as the call left it.
+_ALREADY = re.compile(r"was already undone, by call ([0-9a-f-]+)")
+CHANGED = "was changed since the call"
 NOT_RECORDED = "what a command changes is not recorded; run it as a trial to be able to undo it"
 
 
@@ -35,8 +39,10 @@ class UndoneCall(msgspec.Struct, frozen=True, omit_defaults=True):
     files: list[Any] = []
     # Why it was not undone.
     reason: str = ""
-    # The call that undid it.
+    # The call that undid it, now or earlier.
     undone_by: str = ""
+    # For a dry run: the newer call of the run that has to be undone before, as it will be.
+    after: str = ""
 
 
 class UndoneRun(msgspec.Struct, frozen=True):
@@ -67,13 +73,16 @@ class RunUndo:
         if not made:
             raise NotFound(f"no call of a run {run_id[:100]!r} is recorded; `farhand log --kind run` shows runs")
         changing = [record for record in made.values() if self._may_change(record)]
-        newest = sorted([*changing, *kept], key=lambda record: record.created_at, reverse=True)
-        found = [await self._undo_call(record, principal, dry_run) for record in newest]
+        every = {record.id: record for record in (*changing, *kept)}
+        newest = sorted(every.values(), key=lambda record: (record.created_at, record.id), reverse=True)
+        found: list[UndoneCall] = []
+        for record in newest:
+            found.append(_planned(await self._undo_call(record, principal, dry_run), found, dry_run))
         undone = sum(one.undone for one in found)
         return UndoneRun(run_id, dry_run, found, undone, len(found) - undone)
 
     def _may_change(self, record: CallRecord) -> bool:
-        if record.state is CallState.DENIED:
+        if record.state is CallState.DENIED or _is_trial(record):
             return False
         named = split_tool(record.tool)
         if record.node_id is not None and named is not None:
@@ -95,22 +104,42 @@ class RunUndo:
         except ToolError as error:
             return UndoneCall(*place, False, reason=error.message)
         if ended.state is not CallState.OK or ended.result is None:
-            return UndoneCall(*place, False, reason=ended.error_message or f"the undo ended as {ended.state}")
+            reason = ended.error_message or f"the undo ended as {ended.state}"
+            earlier = _ALREADY.search(reason)
+            return UndoneCall(*place, earlier is not None, reason=reason, undone_by=earlier[1] if earlier else "")
         files = msgspec.json.decode(ended.result).get("files", [])
         return UndoneCall(*place, True, files=files, undone_by="" if dry_run else ended.id)
 
 
 def _changes(tx: Tx, run_id: str) -> tuple[Mapping[str, CallRecord], list[CallRecord]]:
-    """Return the calls that a run made, and those that kept one of its trials."""
+    """Return the calls that a run made, and those that kept one of its trials. Its sub-agents change nothing."""
     made = calls.made_by(tx, f"run:{run_id}:")
-    kept = []
-    for record in made.values():
-        for candidate in calls.about(tx, record.id, record.created_at):
-            named = split_tool(candidate.tool)
-            is_trial = candidate.tool == TRIAL.lower() or (named is not None and named[1] == TRIAL)
-            if is_trial and candidate.state is CallState.OK and _keeps(candidate, record.id):
-                kept.append(candidate)
-    return made, kept
+    since = min((record.created_at for record in made.values()), default=0)
+    tried = {record.id for record in made.values()}
+    about = calls.about_trials(tx, since) if made else []
+    return made, [one for one in about if one.state is CallState.OK and _kept_trial(one) in tried]
+
+
+def _planned(one: UndoneCall, newer: list[UndoneCall], dry_run: bool) -> UndoneCall:
+    """Return what a dry run says about a call whose file a newer call of the run changed, which is undone before."""
+    if not dry_run or one.undone or CHANGED not in one.reason:
+        return one
+    for other in newer:
+        paths = [str(file.get("path", "")) for file in other.files if isinstance(file, dict)]
+        if other.undone and other.node_id == one.node_id and any(f"'{path}'" in one.reason for path in paths if path):
+            return msgspec.structs.replace(one, undone=True, files=other.files, reason="", after=other.call_id)
+    return one
+
+
+def _is_trial(record: CallRecord) -> bool:
+    """Whether a call ran a command as a trial, which changes nothing until it is kept."""
+    try:
+        arguments = read_arguments(record.args)
+        result = None if record.result is None else msgspec.json.decode(record.result)
+    except (InvalidArgs, msgspec.MsgspecError):
+        return False
+    tried = isinstance(arguments, dict) and arguments.get("trial") is True
+    return tried and isinstance(result, dict) and result.get("trialId") == record.id
 
 
 def _is_kept(record: CallRecord) -> bool:
@@ -122,9 +151,14 @@ def _is_kept(record: CallRecord) -> bool:
     return isinstance(result, dict) and result.get("state") == "kept" and result.get("trialId") != record.id
 
 
-def _keeps(record: CallRecord, trial_id: str) -> bool:
+def _kept_trial(record: CallRecord) -> str | None:
+    """Return the trial that a call of `Trial` kept."""
+    named = split_tool(record.tool)
+    if record.tool != TRIAL.lower() and (named is None or named[1] != TRIAL):
+        return None
     try:
         arguments = read_arguments(record.args)
     except InvalidArgs:
-        return False
-    return isinstance(arguments, dict) and arguments == {"trialId": trial_id, "action": "keep"}
+        return None
+    kept = isinstance(arguments, dict) and arguments.get("action") == "keep"
+    return str(arguments.get("trialId")) if kept else None

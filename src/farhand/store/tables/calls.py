@@ -287,12 +287,12 @@ def made_by(tx: Tx, beginning: str) -> dict[str, CallRecord]:
     return {record.idempotency_key or "": record for record in map(_record, rows)}
 
 
-def about(tx: Tx, call_id: str, since: int) -> list[CallRecord]:
-    """Return the calls made since a time that keep or end the trial of a call."""
+def about_trials(tx: Tx, since: int) -> list[CallRecord]:
+    """Return the calls made since a time that show, keep or discard trials."""
     rows = tx.execute(
         f"{_SELECT} WHERE created_at >= ? AND (tool = 'trial' OR tool LIKE '%__Trial') ORDER BY seq", (since,)
     )
-    return [record for record in map(_record, rows) if call_id.encode() in bytes(record.args)]
+    return [_record(row) for row in rows]
 
 
 def open_calls(tx: Tx) -> list[CallRecord]:
