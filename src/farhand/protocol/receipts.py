@@ -73,7 +73,7 @@ class GatewayPart(msgspec.Struct, frozen=True):
     signed_at: int
 
 
-class Content(msgspec.Struct, frozen=True):
+class ReceiptContent(msgspec.Struct, frozen=True):
     """The arguments and the result as they are recorded, as JSON texts."""
 
     args: str
@@ -87,10 +87,10 @@ class Receipt(msgspec.Struct, frozen=True, omit_defaults=True):
     gateway: GatewayPart
     # The gateway's, over everything above.
     signature: str
-    content: Content | None = None
+    content: ReceiptContent | None = None
 
 
-class Finding(msgspec.Struct, frozen=True):
+class ReceiptFinding(msgspec.Struct, frozen=True):
     """What was found about one part of a receipt."""
 
     part: str
@@ -170,7 +170,7 @@ def is_key(key: str, pinned: str) -> bool:
         return False
 
 
-def check(receipt: Receipt, pinned: Mapping[str, str]) -> list[Finding]:
+def check(receipt: Receipt, pinned: Mapping[str, str]) -> list[ReceiptFinding]:
     """Check every part of a receipt. `pinned`: the expected keys or fingerprints of `gateway` and `node`, if known."""
     findings = [
         _key("gateway key", receipt.gateway.key, pinned.get("gateway")),
@@ -182,7 +182,7 @@ def check(receipt: Receipt, pinned: Mapping[str, str]) -> list[Finding]:
         ),
     ]
     if receipt.format != FORMAT:
-        findings.append(Finding("format", "mismatch", f"is {receipt.format[:40]!r}, not {FORMAT!r}"))
+        findings.append(ReceiptFinding("format", "mismatch", f"is {receipt.format[:40]!r}, not {FORMAT!r}"))
     findings += _check_node(receipt, pinned.get("node"))
     if receipt.content is not None:
         for part, text, expected in (
@@ -201,11 +201,11 @@ def check(receipt: Receipt, pinned: Mapping[str, str]) -> list[Finding]:
     return findings
 
 
-def _check_node(receipt: Receipt, pinned: str | None) -> list[Finding]:
+def _check_node(receipt: Receipt, pinned: str | None) -> list[ReceiptFinding]:
     node, call = receipt.node, receipt.call
     if node.statement is None or node.signature is None or node.key is None:
         verdict: Verdict = "absent" if pinned is None else "mismatch"
-        return [Finding("node signature", verdict, node.note or "the node did not sign")]
+        return [ReceiptFinding("node signature", verdict, node.note or "the node did not sign")]
     findings = [
         _key("node key", node.key, pinned, registered=node.registered),
         _found(
@@ -218,7 +218,7 @@ def _check_node(receipt: Receipt, pinned: str | None) -> list[Finding]:
     try:
         statement = msgspec.json.decode(node.statement, type=NodeStatement)
     except (msgspec.MsgspecError, UnicodeError) as error:
-        return [*findings, Finding("node statement", "mismatch", f"cannot be read: {error}")]
+        return [*findings, ReceiptFinding("node statement", "mismatch", f"cannot be read: {error}")]
     pairs: list[tuple[str, Any, Any]] = [
         ("call id", statement.call, call.id),
         ("node", statement.node, call.node),
@@ -240,22 +240,24 @@ def _check_node(receipt: Receipt, pinned: str | None) -> list[Finding]:
             )
         )
     if not (call.tool == statement.tool or call.tool.endswith(f"__{statement.tool}")):
-        findings.append(Finding("tool", "mismatch", f"the node signed {statement.tool!r}, the gateway {call.tool!r}"))
+        findings.append(
+            ReceiptFinding("tool", "mismatch", f"the node signed {statement.tool!r}, the gateway {call.tool!r}")
+        )
     if statement.started_at > statement.ended_at:
-        findings.append(Finding("times", "mismatch", "the node's statement ends before it starts"))
+        findings.append(ReceiptFinding("times", "mismatch", "the node's statement ends before it starts"))
     return findings
 
 
-def _key(part: str, key: str, pinned: str | None, *, registered: bool = True) -> Finding:
+def _key(part: str, key: str, pinned: str | None, *, registered: bool = True) -> ReceiptFinding:
     try:
         name = fingerprint(key)
     except ValueError as error:
-        return Finding(part, "mismatch", str(error))
+        return ReceiptFinding(part, "mismatch", str(error))
     if pinned is None:
         origin = "" if registered else ", announced by the node and not registered at the gateway"
-        return Finding(part, "absent", f"not pinned; the receipt names {name}{origin}")
+        return ReceiptFinding(part, "absent", f"not pinned; the receipt names {name}{origin}")
     return _found(part, is_key(key, pinned), f"{name}, as expected", f"is {name}, not the expected {pinned[:80]}")
 
 
-def _found(part: str, right: bool, yes: str, no: str) -> Finding:
-    return Finding(part, "ok", yes) if right else Finding(part, "mismatch", no)
+def _found(part: str, right: bool, yes: str, no: str) -> ReceiptFinding:
+    return ReceiptFinding(part, "ok", yes) if right else ReceiptFinding(part, "mismatch", no)

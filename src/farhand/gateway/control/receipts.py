@@ -15,10 +15,10 @@ from farhand.protocol.errors import Failed
 from farhand.protocol.receipts import (
     FORMAT,
     CallStatement,
-    Content,
     GatewayPart,
     NodePart,
     Receipt,
+    ReceiptContent,
     SigningKey,
     digest,
     gateway_bytes,
@@ -73,7 +73,7 @@ class Receipts:
         call, node = _call(record), self._node(record, signed)
         gateway = GatewayPart(self._gateway_id, key.public, self._clock())
         signature = signature_text(key.sign(gateway_bytes(call, node, gateway)))
-        shown = Content(bytes(record.args).decode(), _outcome(record).decode()) if content else None
+        shown = ReceiptContent(bytes(record.args).decode(), _outcome(record).decode()) if content else None
         return Receipt(FORMAT, call, node, gateway, signature, shown)
 
     def _node(self, record: CallRecord, signed: SignedAnswer | None) -> NodePart:
