@@ -7,6 +7,7 @@ each call has one end; nothing is open afterwards; the journal has no gap and ev
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import random
@@ -90,7 +91,7 @@ class Traffic:
                 return "not asked"
             answer = gateway.request("POST", "/v1/tools/invoke", body, timeout=60, headers=headers)
             said = answer.json()
-        except OSError:
+        except (OSError, http.client.HTTPException):
             time.sleep(0.05)
             return "unknown"
         except ValueError:

@@ -35,8 +35,10 @@ class PostgresServer:
 
     PASSWORD = "pg-secret-word"
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, sync: bool = False) -> None:
+        """`sync`: commits reach the disk, as in production."""
         self.port = free_port()
+        self._sync = "on" if sync else "off"
         self.data = folder / "data"
         (folder / "password").write_text(self.PASSWORD)
         if _USER:
@@ -61,7 +63,8 @@ class PostgresServer:
         assert done.returncode == 0, done.stdout
 
     def start(self) -> None:
-        options = f"-p {self.port} -k {self.data} -c listen_addresses=127.0.0.1 -c max_connections=200 -c fsync=off"
+        options = f"-p {self.port} -k {self.data} -c listen_addresses=127.0.0.1 -c max_connections=200"
+        options += f" -c fsync={self._sync}"
         with (self.data.parent / "log").open("a") as log:
             command = [postgres_program("pg_ctl"), "-D", self.data, "-o", options, "-w", "start"]
             subprocess.run(command, stdout=log, stderr=log, check=True, cwd=self.data.parent, **_USER)
@@ -112,9 +115,9 @@ class NatsServer:
 
 
 @contextlib.contextmanager
-def running_postgres() -> Iterator[PostgresServer]:
+def running_postgres(*, sync: bool = False) -> Iterator[PostgresServer]:
     with tempfile.TemporaryDirectory(prefix="fh-pg-", ignore_cleanup_errors=True) as folder:
-        server = PostgresServer(Path(folder))
+        server = PostgresServer(Path(folder), sync=sync)
         server.start()
         try:
             yield server
