@@ -116,6 +116,9 @@ def test_what_stores_or_sends_text_keeps_the_handle(place: Place) -> None:
     job = {"action": "add", "name": "later", "schedule": "every day at 3:00", "spec": spec}
     answer = place.gateway.invoke("gsv__Cron", job)
     assert answer["ok"] and "{{secret:STORED}}" in json.dumps(answer), answer
+    (place.node.workspace / "sent.txt").write_text("x")
+    sent = place.gateway.invoke("gsv__Transfer", {"source": "ci:sent.txt", "destination": "gsv:{{secret:STORED}}"})
+    assert value not in json.dumps(sent)
     kept = subprocess.run(["grep", "-rlaF", value, str(place.gateway.home)], capture_output=True, check=False).stdout
     assert kept == b""
 

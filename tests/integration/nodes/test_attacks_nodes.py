@@ -299,6 +299,20 @@ def test_a_look_alike_does_not_keep_out_the_node_that_the_owner_named(gateway: G
     asyncio.run(attack())
 
 
+def test_ids_of_which_one_continues_the_other_with_a_colon_are_refused(gateway: GatewayProcess) -> None:
+    async def attack() -> None:
+        for first, second in (("attic", "attic:x"), ("cellar:x", "cellar")):
+            async with joined(gateway, first):
+                url = f"{gateway.ws_url}?token={SHARED_TOKEN}"
+                async with websockets.connect(url, ping_interval=None, close_timeout=1) as socket:
+                    await socket.send(json.dumps(hello(second)))
+                    with pytest.raises(websockets.ConnectionClosed) as closed:
+                        await asyncio.wait_for(socket.recv(), PATIENCE)
+                    assert closed.value.rcvd is not None and closed.value.rcvd.code == 4400, closed.value
+
+    asyncio.run(attack())
+
+
 @pytest.fixture(scope="module")
 def open_gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
     with GatewayProcess(tmp_path_factory.mktemp("open") / "home", "--open") as gateway:

@@ -24,6 +24,7 @@ from farhand.protocol.names import (
 )
 from farhand.tools import trial, undo
 from farhand.tools.argument_schemas import ArgumentSchema
+from farhand.tools.node_family import family_of
 from farhand.tools.schema import unknown_parameter
 from farhand.tools.tool import Tool
 
@@ -131,7 +132,8 @@ class Catalog:
         return any(name.casefold() in disabled for name in names)
 
     def _refuse_switched_off(self, target: Target) -> Target:
-        if self.switched_off(*target.names):
+        common = family_of(target.spec) if target.node is not None and target.spec is not None else None
+        if self.switched_off(*target.names, *((common,) if common else ())):
             raise SwitchedOff(f"the tool {target.names[0]!r} is disabled by the settings ([tools] disabled)")
         return target
 

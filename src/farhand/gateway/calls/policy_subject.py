@@ -17,6 +17,7 @@ from farhand.machine.patch.parse import parse
 from farhand.protocol.errors import ToolError
 from farhand.protocol.names import join_tool
 from farhand.protocol.node_tools import NODE_TOOLS
+from farhand.tools.node_family import family_of
 
 # The origin of a call that no run makes.
 HTTP: Final = ("http",)
@@ -111,6 +112,8 @@ def subject_of(
     named = [] if node is not None else _named_nodes(target.tool, arguments, nodes)
     schema = {} if target.spec is None else target.spec.parameters.get("properties")
     names = [target.tool] if node is None else [join_tool(node.card.node_id, target.tool), target.tool]
+    if node is not None and target.spec is not None and (common := family_of(target.spec)) is not None:
+        names.append(common)
     return Subject(
         names=tuple(name.casefold() for name in names),
         route=target.kind,

@@ -14,12 +14,14 @@ from farhand.gateway.calls.policy import Policy, Verdict
 from farhand.gateway.calls.policy_check import always_allowed
 from farhand.gateway.calls.policy_subject import HTTP, Subject, subject_of
 from farhand.gateway.nodes.registry import NodeRegistry
+from farhand.protocol.calls import ToolCall
 from farhand.protocol.errors import ToolError
 from farhand.protocol.names import split_tool
 from farhand.store.ports import Store, Tx
 from farhand.store.tables import calls
 from farhand.store.tables.calls import CallRecord, CallState
 from farhand.store.tables.waiting_calls import find_approval, origin_of
+from farhand.tools.node_family import resolved
 
 MOST_REPLAYED = 100_000
 READ_AT_ONCE = 16
@@ -107,6 +109,8 @@ class PolicyReview:
         origins: Sequence[str] = HTTP,
     ) -> Explanation:
         """Return the verdict on a possible call. Raises ToolError if the call is invalid."""
+        call = resolved(ToolCall("", tool, args))
+        tool, args = call.tool, call.args
         own = self._catalog.own(tool)
         target = (
             self._catalog.find_known(tool) if own is None else Target(None, tool, own.spec.capability, own.spec, own)

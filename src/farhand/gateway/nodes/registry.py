@@ -338,6 +338,13 @@ class NodeRegistry:
                 f"node id {node_id!r} begins with {known!r} and a colon, so paths of transfers on {known!r} could be "
                 f"taken for it; use another id, or `farhand token create --node {node_id}`",
             )
+        below = next((one for one in self.nodes if one.startswith(f"{node_id}:")), None)
+        if below is not None and node_id not in named:
+            raise HelloRefused(
+                CLOSE_BAD_HELLO,
+                f"node id {node_id!r} and a colon begin {below!r}, which is known, so paths of transfers on one could "
+                f"be taken for the other; use another id, or `farhand nodes forget {below}` first",
+            )
         if node_id in named:  # the owner chose this id; a similar id of an unnamed node does not block it
             rivals = {known: rivals[known] for known in (NATIVE, *named) if known != node_id}
         known = next((known for known, spelled in rivals.items() if not said.isdisjoint(spelled)), None)

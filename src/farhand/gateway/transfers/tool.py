@@ -56,6 +56,7 @@ def transfer_tool(transfers: Transfers) -> Tool:
         capability="filesystem.write",
         continues=True,
         preview=preview,
+        takes_handles=True,  # the ends are stored
     )
 
 

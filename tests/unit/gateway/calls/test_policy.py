@@ -16,9 +16,10 @@ from farhand.gateway.calls.catalog import Catalog, Target
 from farhand.gateway.calls.policy import Policy, PolicySettings, _Pattern
 from farhand.gateway.calls.policy_paths import Reached
 from farhand.gateway.calls.policy_subject import Subject, subject_of
-from farhand.gateway.nodes.registry import NodeRegistry
+from farhand.gateway.nodes.registry import Node, NodeRegistry
 from farhand.machine.files.files import Files
 from farhand.protocol.calls import ToolCall, ToolSpec
+from farhand.store.tables.nodes import NodeCard
 from farhand.tools.agent_files import AgentFileTools
 from farhand.tools.tool import Tool
 
@@ -711,3 +712,18 @@ def test_a_long_argument_is_compared_quickly_or_not_at_all() -> None:
         assert decided({"decision": "deny", "args": {"command": pattern}}, call(args={"command": long})) == "deny"
         allow = {"decision": "allow", "args": {"command": pattern}}
         assert decided(allow, call(args={"command": long}), "deny") == "deny"
+
+
+def test_a_rule_may_use_the_common_name_of_a_tool() -> None:
+    node = Node(NodeCard("box", "box", "", ""), 0, 0)
+    spec = ToolSpec(name="Bash", description="", parameters={}, capability="shell.exec")
+    subject = subject_of(
+        Target(node, "Bash", "shell.exec", spec),
+        msgspec.Raw(b'{"command":"true"}'),
+        credential="owner",
+        session_key=None,
+        origins=("http",),
+    )
+    for name in ("node_bash", "NODE_*", "Bash", "box__Bash"):
+        assert decided({"decision": "deny", "tool": name}, subject) == "deny", name
+    assert decided({"decision": "deny", "tool": "node_read"}, subject) == "allow"
