@@ -1,7 +1,8 @@
 // The one stream of events, and what every screen shares: the state of the connection, machines, approvals.
 
-import { ApiError, ask, readEvents, reason, send, whenUnauthorized } from "./api";
+import { ApiError, ask, reason, whenUnauthorized } from "./api";
 import { askTabs, forget, secret, wantSecret, whenSignedInElsewhere } from "./session";
+import { follow, nameOf } from "./stream";
 import type { Approval, Health, JournalEvent, NodeInfo } from "./types";
 
 type Line = "connecting" | "live" | "offline" | "out";
@@ -28,7 +29,7 @@ export function onEvent(act: Listener): () => void {
   return () => void listeners.delete(act);
 }
 
-let stream: AbortController | null = null;
+let stop: (() => void) | null = null;
 let retry = 0;
 let patience = 500;
 let lastId = "";
@@ -38,10 +39,7 @@ const LONG_AGO = 10 * 60_000;
 // The gateway sends something at least this often.
 const SILENCE = 60_000;
 
-async function listen(line: AbortController): Promise<void> {
-  if (Date.now() - heard > LONG_AGO) lastId = "";
-  const headers: Record<string, string> = lastId ? { "last-event-id": lastId } : {};
-  const response = await send("v1/events", { signal: line.signal, headers });
+function opened(): void {
   heard = Date.now();
   patience = 500;
   live.line = "live";
@@ -49,16 +47,6 @@ async function listen(line: AbortController): Promise<void> {
   live.wasIn = true;
   live.connections += 1;
   touch("nodes", "approvals", "health");
-  await readEvents(
-    response,
-    ({ id, data }) => {
-      if (!data) return;
-      if (id) lastId = id;
-      happened(JSON.parse(data));
-    },
-    () => (heard = Date.now()),
-  );
-  throw new ApiError("The stream of events ended", 0);
 }
 
 function happened(event: JournalEvent): void {
@@ -78,17 +66,22 @@ export async function connect(): Promise<void> {
     return failed(error);
   }
   disconnect(); // another attempt may have connected in the meantime
-  const line = (stream = new AbortController());
-  listen(line).catch((error) => {
-    if (stream !== line) return;
-    failed(error);
+  if (Date.now() - heard > LONG_AGO) lastId = "";
+  stop = follow(nameOf(location.pathname, secret()), () => lastId, {
+    opened,
+    event({ id, data }) {
+      if (id) lastId = id;
+      happened(JSON.parse(data));
+    },
+    alive: () => (heard = Date.now()),
+    ended: failed,
   });
 }
 
 function disconnect(): void {
   clearTimeout(retry);
-  stream?.abort();
-  stream = null;
+  stop?.();
+  stop = null;
 }
 
 function failed(error: unknown): void {

@@ -57,6 +57,7 @@ def test_every_file_carries_the_content_policy(shared_gateway: GatewayProcess) -
         assert answer.status == 200, path
         policy = answer.headers["content-security-policy"]
         assert "default-src 'none'" in policy and "script-src 'self';" in policy and "frame-ancestors 'none'" in policy
+        assert "unsafe" not in policy
         assert answer.headers["referrer-policy"] == "no-referrer"
     assert "immutable" in shared_gateway.request("GET", scripts[0], token=None).headers["cache-control"]
     assert shared_gateway.request("GET", "/", token=None).headers["cache-control"] == "no-store"
@@ -167,6 +168,40 @@ def test_a_new_tab_is_signed_in_by_one_that_is_open_and_not_by_the_cookie(
     alone.goto(shared_gateway.url)
     one.seen(alone.locator("#signed-out"), "farhand console")
     one.origins.discard("about:blank")
+
+
+def test_many_tabs_share_one_stream(shared_gateway: GatewayProcess, visit: Open) -> None:
+    """Browsers open six connections to a server; more tabs than that work, also when the one that reads is gone."""
+    one = visit()
+    streams: list[str] = []
+    one.context.on("request", lambda request: streams.append(request.url) if request.url.endswith("/v1/events") else None)
+    page = one.sign_in(shared_gateway, "calls")
+    secret = page.evaluate("sessionStorage.getItem('farhand /')")
+    others = [one.context.new_page() for _ in range(7)]
+    for other in others:
+        other.goto(f"{shared_gateway.url}/#/calls")
+        one.seen(other.locator("#line"), "Live")
+    assert len(streams) == 1
+    shared_gateway.invoke("first.tab")
+    for tab in (page, *others):
+        one.seen(tab.locator("#calls"), "first.tab")
+    page.close()  # it was the one that read
+    shared_gateway.invoke("second.tab")
+    for tab in others:
+        one.seen(tab.locator("#calls"), "second.tab")
+    assert len(streams) == 2
+    # A tab that sleeps keeps what it holds; a new one takes over.
+    for tab in others:
+        one.context.new_cdp_session(tab).send("Page.setWebLifecycleState", {"state": "frozen"})
+    fresh = one.context.new_page()
+    fresh.add_init_script(f"sessionStorage.setItem('farhand /', {secret!r})")
+    fresh.goto(f"{shared_gateway.url}/#/calls")
+    one.seen(fresh.locator("#line"), "Live")
+    shared_gateway.invoke("third.tab")
+    one.seen(fresh.locator("#calls"), "third.tab")
+    for tab in others:
+        one.context.new_cdp_session(tab).send("Page.setWebLifecycleState", {"state": "active"})
+        one.seen(tab.locator("#calls"), "third.tab")
 
 
 def test_signing_out_ends_the_session(shared_gateway: GatewayProcess, visit: Open) -> None:

@@ -13,9 +13,8 @@ from farhand.api.server.http import Problem, Reply, Request
 from farhand.api.server.router import Handler, Query, Route, route
 from farhand.gateway.access.credentials import Scope
 
-# The terminal sets its colours and sizes with style elements, so inline styles are allowed; scripts are not.
 _PAGE_POLICY = (
-    b"default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
+    b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
     b"font-src 'self' data:; connect-src 'self'; manifest-src 'self'; "
     b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
