@@ -69,7 +69,7 @@ class ApprovalsAnswer(msgspec.Struct):
     count: int
 
 
-class Decision(msgspec.Struct):
+class Decision(msgspec.Struct, forbid_unknown_fields=True):
     decision: Literal["approve", "deny"]
     # Hash of what was shown; required to approve.
     hash: str | None = None

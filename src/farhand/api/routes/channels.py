@@ -24,7 +24,7 @@ MAX_DELIVERY = 256
 UNAVAILABLE = {ErrorKind.FAILED: 503}
 
 
-class HookRequest(msgspec.Struct):
+class HookRequest(msgspec.Struct, forbid_unknown_fields=True):
     """`secret`: None generates one; with an empty one, anyone who knows the address may post."""
 
     secret: str | None = None

@@ -32,7 +32,7 @@ from farhand.store.tables.waiting_calls import Approval
 LONGEST_WAIT_MS = 30 * DAY_MS
 
 
-class InvokeRequest(msgspec.Struct):
+class InvokeRequest(msgspec.Struct, forbid_unknown_fields=True):
     tool: str
     args: msgspec.Raw = msgspec.field(default_factory=lambda: NULL)
     session_key: str | None = None
@@ -137,7 +137,7 @@ class InvokeRoutes:
         return before
 
 
-class UndoRequest(msgspec.Struct):
+class UndoRequest(msgspec.Struct, forbid_unknown_fields=True):
     # Only report what would be done.
     dry_run: bool = False
 

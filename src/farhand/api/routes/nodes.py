@@ -71,7 +71,7 @@ class DescribeRequest(msgspec.Struct, forbid_unknown_fields=True):
     tags: OwnerTags | UnsetType | None = UNSET
 
 
-class ProbeRequest(msgspec.Struct):
+class ProbeRequest(msgspec.Struct, forbid_unknown_fields=True):
     bins: list[str]
 
 

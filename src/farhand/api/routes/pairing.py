@@ -30,7 +30,7 @@ LONGEST_CODE = 100
 MOST_LIMITS = 100
 
 
-class PairingRequest(msgspec.Struct):
+class PairingRequest(msgspec.Struct, forbid_unknown_fields=True):
     # Only for this node; by default, for any node id not yet known.
     node_id: str | None = None
     label: str = ""

@@ -20,7 +20,7 @@ from farhand.protocol.errors import ErrorKind
 from farhand.store.tables.standing_approvals import StandingApproval
 
 
-class ExplainRequest(msgspec.Struct):
+class ExplainRequest(msgspec.Struct, forbid_unknown_fields=True):
     """A recorded call, or a possible one."""
 
     call_id: str | None = None
@@ -36,7 +36,7 @@ class ExplainRequest(msgspec.Struct):
     policy: PolicySettings | None = None
 
 
-class ReplayRequest(msgspec.Struct):
+class ReplayRequest(msgspec.Struct, forbid_unknown_fields=True):
     # Milliseconds since 1970.
     since: Annotated[int, msgspec.Meta(ge=-(2**53), le=2**53)]
     # Used instead of the policy in force; needs the scope `admin`.

@@ -34,7 +34,7 @@ MAX_WAIT_SECONDS = 600.0
 _IMAGE = re.compile(r"data:image/[a-z0-9.+-]{1,40};base64,[A-Za-z0-9+/]+={0,2}\Z")
 
 
-class SendRequest(msgspec.Struct):
+class SendRequest(msgspec.Struct, forbid_unknown_fields=True):
     message: str
     wait_seconds: float = 0.0
     model: str | None = None
@@ -65,7 +65,7 @@ HISTORY = (
 )
 
 
-class ModelCheck(msgspec.Struct):
+class ModelCheck(msgspec.Struct, forbid_unknown_fields=True):
     # A name in the settings; by default, the default model.
     model: str = ""
 

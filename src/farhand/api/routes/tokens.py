@@ -24,7 +24,7 @@ class TokenLimit(msgspec.Struct, forbid_unknown_fields=True):
     period: str = "day"
 
 
-class TokenRequest(msgspec.Struct):
+class TokenRequest(msgspec.Struct, forbid_unknown_fields=True):
     node_id: str | None = None
     label: str = ""
     scopes: list[Scope] | None = None

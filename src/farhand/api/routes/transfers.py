@@ -41,7 +41,7 @@ transfer_route = partial(
 )
 
 
-class TransferRequest(msgspec.Struct):
+class TransferRequest(msgspec.Struct, forbid_unknown_fields=True):
     source: str
     destination: str
     agent_id: str | None = None

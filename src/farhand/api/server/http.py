@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
@@ -30,6 +31,7 @@ MAX_QUERY_FIELDS = 100
 # The path of a value in an error of msgspec, such as "Expected `int`, got `str` - at `$.n`".
 _FIELD = re.compile(r"at (?:`key` in )?`\$\.([^`]{1,200})`")
 _MISSING = re.compile(r"missing required field `([^`]{1,100})`")
+_UNKNOWN = re.compile(r"unknown field `([^`]{1,100})`$")
 _HALF = rb"u[dD][%b][0-9a-fA-F]{2}"
 # JSON escapes: a whole surrogate pair, half of one (the group), or any other.
 _ESCAPE = re.compile(rb"\\(?:%b\\%b|(%b)|.)" % (_HALF % b"89abAB", _HALF % b"c-fC-F", _HALF % b"89a-fA-F"), re.DOTALL)
@@ -278,8 +280,17 @@ def read_json(body: bytes, decoder: msgspec.json.Decoder[Any], malformed: str = 
         text = "the body is empty" if not body.strip() else json_fault(body, error)
         code = "invalid_request" if isinstance(error, msgspec.ValidationError) else malformed
         found = _FIELD.search(str(error)) or _MISSING.search(str(error))
+        if unknown := _UNKNOWN.search(str(error)):
+            found, text = unknown, f"{text}{_closest(unknown[1], decoder.type)}"
         param = found[1] if found else None
         raise Problem(400, code, f"the body is not the expected JSON: {text}", param=param) from None
+
+
+def _closest(given: str, kind: Any) -> str:
+    """Return which field of a body was probably meant by an unknown one, or all that there are."""
+    known = [field.encode_name for field in msgspec.structs.fields(kind)] if msgspec.inspect.is_struct_type(kind) else []
+    near = difflib.get_close_matches(given.lower(), known, 1, 0.5)
+    return f"; did you mean '{near[0]}'?" if near else f"; valid fields: {', '.join(known)}" if known else ""
 
 
 # Bytes of a body that are searched for the cause of an error.

@@ -18,7 +18,7 @@ from farhand.protocol.errors import ToolError
 from farhand.store.tables.calls import CallRecord
 
 
-class TerminalRequest(msgspec.Struct):
+class TerminalRequest(msgspec.Struct, forbid_unknown_fields=True):
     node: str
     cols: int = COLS
     rows: int = ROWS

@@ -42,7 +42,7 @@ LINE_CHARACTERS = 200
 WAITING, RUNNING, OFFLINE, SKIPPED, FAILED = "waiting", "running", "offline", "skipped", "failed"
 
 
-class FanOutRequest(msgspec.Struct, kw_only=True):
+class FanOutRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A tool, named without its node, and the nodes: ids, and `tag:NAME` for all nodes with a tag."""
 
     tool: str
