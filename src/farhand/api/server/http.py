@@ -288,7 +288,9 @@ def read_json(body: bytes, decoder: msgspec.json.Decoder[Any], malformed: str = 
 
 def _closest(given: str, kind: Any) -> str:
     """Return which field of a body was probably meant by an unknown one, or all that there are."""
-    known = [field.encode_name for field in msgspec.structs.fields(kind)] if msgspec.inspect.is_struct_type(kind) else []
+    known = (
+        [field.encode_name for field in msgspec.structs.fields(kind)] if msgspec.inspect.is_struct_type(kind) else []
+    )
     near = difflib.get_close_matches(given.lower(), known, 1, 0.5)
     return f"; did you mean '{near[0]}'?" if near else f"; valid fields: {', '.join(known)}" if known else ""
 
