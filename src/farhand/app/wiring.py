@@ -86,6 +86,7 @@ from farhand.gateway.control.undo import Undo
 from farhand.gateway.control.undo_run import RunUndo
 from farhand.gateway.journal import EventJournal
 from farhand.gateway.nodes.addresses import GatewayAddress
+from farhand.gateway.nodes.egress import ProxyCredentials
 from farhand.gateway.nodes.end_orders import EndOrders
 from farhand.gateway.nodes.installers import Installers
 from farhand.gateway.nodes.inventory import NodeInventory, connected_tokens, disconnect_token
@@ -357,6 +358,7 @@ async def build(
         {"output": machine.questions.output, "jobs": machine.questions.jobs, "mcp": server_host.query},
         first_number=first_number,
     )
+    proxy_credentials = ProxyCredentials(node_registry, queries, handles)
     end_orders = EndOrders(database, node_registry, clock)
     catalog = Catalog(node_registry, lambda: live.now.tools.disabled)
     effects = Effects(queries)
@@ -418,6 +420,7 @@ async def build(
             lambda connection: freeze.node_joined(connection),
             gate.node_calls.joined,
             end_orders.node_joined,
+            proxy_credentials.node_joined,
             transfers.node_joined,
         ),
         lost=(queries.left, lambda connection: freeze.left(connection), transfers.node_left),
@@ -591,7 +594,7 @@ async def build(
         TrialRoutes(gate, trial_calls),
         open_receipts(home, store.gateway_id, database, gate, credentials, clock),
         TerminalRoutes(terminals, gate),
-        SecretRoutes(handles),
+        SecretRoutes(handles, proxy_credentials),
         FanOutRoutes(FanOuts(database, node_registry, gate), ending),
         TransferRoutes(transfers, gate, ending, clock),
         JournalRoutes(database, journal, secrets, ending, lambda: gate.closing),

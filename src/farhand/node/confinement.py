@@ -11,6 +11,7 @@ import msgspec
 
 from farhand.machine.sandbox.confinement import CommandSandbox, Confinement, SandboxError
 from farhand.machine.sandbox.egress import EgressProxy
+from farhand.machine.sandbox.egress_credentials import EgressCredentials
 from farhand.machine.sandbox.lent import AUTO, NONE, lent_sandbox
 from farhand.node.lent_limits import LendingLimits
 from farhand.node.limits import ToolLimits
@@ -31,12 +32,15 @@ class NodeConfinement:
         home: Path,
         roots: Sequence[str] = (),
         proxy: EgressProxy | None = None,
+        credentials: EgressCredentials | None = None,
     ) -> None:
         # `bubblewrap`, `landlock`, `none`, or empty if nothing asks for a sandbox.
         self.level = level
         self.confinement = confinement
         self.limits = limits
         self._proxy = proxy
+        # Those that the proxy adds to requests; none without a proxy.
+        self.credentials = credentials
         self._home = home
         # What commands may change, the workspace first.
         self.folders = (str(workspace), *(root for root in roots if root != str(workspace)))
@@ -73,9 +77,10 @@ async def confine(
     if "Bash" in holds.allow_tools and holds.sandbox in ("", NONE):
         return NodeConfinement(NONE, settings, holds.limits, workspace, home, holds.root)
     rule = holds.network_rule
-    proxy = None
+    proxy, credentials = None, None
     if rule.kind in ("local", "allow"):
-        proxy = EgressProxy(folder / "egress", lambda: rule)
+        credentials = EgressCredentials(folder, folder / "egress")
+        proxy = EgressProxy(folder / "egress", lambda: rule, credentials)
         await proxy.start()
     try:
         level, sandbox, reason = await asyncio.to_thread(
@@ -94,4 +99,4 @@ async def confine(
         return NodeConfinement(level, settings, holds.limits, workspace, home, holds.root, proxy)
     log.info("commands are confined to the lent folders by %s", level)
     limits = msgspec.structs.replace(holds.limits, confined=False)
-    return NodeConfinement(level, lambda: (sandbox, None), limits, workspace, home, holds.root, proxy)
+    return NodeConfinement(level, lambda: (sandbox, None), limits, workspace, home, holds.root, proxy, credentials)

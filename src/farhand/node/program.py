@@ -32,6 +32,7 @@ from farhand.machine.load import MachineLoad
 from farhand.machine.sandbox.confinement import Confinement, unconfined
 from farhand.machine.sandbox.trials import Trials
 from farhand.node.confinement import NodeConfinement, confine
+from farhand.node.egress_queries import egress_queries
 from farhand.node.identity import NodeKey, load_receipt_key, load_sealing_key
 from farhand.node.lent_limits import LendingError, LendingLimits, effective_limits, store_limits
 from farhand.node.log import logging_to_file
@@ -223,6 +224,7 @@ async def _serve(
                     "transfers": transfers.held,
                     "preview": preview,
                     "mcp": mcp_servers.query,
+                    **egress_queries(confined.credentials, sealing),
                 },
                 extension=transfers,
                 key=key,

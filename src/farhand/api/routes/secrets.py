@@ -10,6 +10,7 @@ from farhand.api.server.http import Problem, Reply, Request, json_reply
 from farhand.api.server.router import route
 from farhand.gateway.access.credentials import Scope
 from farhand.gateway.access.secrets import Secrets
+from farhand.gateway.nodes.egress import ProxyCredentials
 from farhand.protocol.redaction import MIN_SECRET_CHARS
 from farhand.store.tables.secrets import SecretRecord
 
@@ -25,12 +26,18 @@ class SecretRequest(msgspec.Struct, forbid_unknown_fields=True):
     nodes: list[str] = []
     # Patterns (`ci__*`) of the tools whose calls may use it; empty: all.
     tools: list[str] = []
+    # Only as a header of requests to these hosts, added by the egress proxies of nodes: commands never hold it.
+    hosts: list[str] = []
+    # With `{}` in the place of the value; default: `Authorization: Bearer {}`.
+    header: str = ""
 
 
 class SecretShown(msgspec.Struct):
     name: str
     nodes: list[str]
     tools: list[str]
+    hosts: list[str]
+    header: str | None
     made_by: str
     created_at: int
     last_used_at: int | None
@@ -47,8 +54,9 @@ class SecretsAnswer(msgspec.Struct):
 
 
 class SecretRoutes:
-    def __init__(self, secrets: Secrets) -> None:
+    def __init__(self, secrets: Secrets, proxies: ProxyCredentials) -> None:
         self._secrets = secrets
+        self._proxies = proxies
 
     @route("GET /v1/secrets", Scope.ADMIN, "Names, restrictions and last use of secrets; never a value.")
     async def listed(self, _request: Request) -> SecretsAnswer:
@@ -58,11 +66,20 @@ class SecretRoutes:
     @route("PUT /v1/secrets/{name}", Scope.ADMIN, "Set a secret.", answer=SecretShown)
     async def put(self, request: Request, wanted: SecretRequest) -> Reply:
         try:
+            if wanted.hosts:
+                self._proxies.check(wanted.nodes)
             record = await self._secrets.put(
-                request.params["name"], wanted.value, wanted.nodes, wanted.tools, request.credential.id
+                request.params["name"],
+                wanted.value,
+                wanted.nodes,
+                wanted.tools,
+                request.credential.id,
+                hosts=wanted.hosts,
+                header=wanted.header,
             )
         except ValueError as error:
             raise Problem(400, "invalid_request", str(error)) from None
+        await self._proxies.changed()
         return json_reply(_shown(record, masked=self._secrets.is_masked(record)))
 
     @route("DELETE /v1/secrets/{name}", Scope.ADMIN, "Remove a secret.")
@@ -70,6 +87,7 @@ class SecretRoutes:
         name = request.params["name"]
         if not await self._secrets.remove(name, request.credential.id):
             raise Problem(404, "not_found", f"there is no secret {name[:100]!r}")
+        await self._proxies.changed()
         return {"removed": name}
 
 
@@ -78,6 +96,8 @@ def _shown(record: SecretRecord, *, masked: bool) -> SecretShown:
         record.name,
         record.nodes.split(),
         record.tools.split(),
+        record.hosts.split(),
+        record.header or None,
         record.made_by,
         record.created_at,
         record.last_used_at,

@@ -12,10 +12,17 @@ from farhand.cli.commands import client_group
 from farhand.cli.output import Column, ago, remark, show, show_table
 from farhand.protocol.errors import FarhandError
 
+
+def _use(secret: dict[str, Any]) -> str:
+    if secret["hosts"]:
+        return f"requests to {' '.join(secret['hosts'])}"
+    return " ".join(secret["tools"]) or "all"
+
+
 COLUMNS = [
     Column("SECRET", "name"),
     Column("NODES", lambda secret: " ".join(secret["nodes"]) or "all"),
-    Column("TOOLS", lambda secret: " ".join(secret["tools"]) or "all", flexible=True),
+    Column("TOOLS", _use, flexible=True),
     Column("MASKED", lambda secret: "yes" if secret["masked"] else "no"),
     Column("LAST USE", lambda secret: ago(secret["last_used_at"])),
 ]
@@ -49,18 +56,35 @@ def list_secrets(client: Client) -> None:
 @click.argument("name")
 @click.option("--node", "nodes", multiple=True, help="Only calls on this node may use it. Repeatable.")
 @click.option("--tool", "tools", multiple=True, help="Only calls of this tool, such as ci__Bash. Repeatable.")
-def set_secret(name: str, nodes: tuple[str, ...], tools: tuple[str, ...], client: Client) -> None:
-    """Set a secret. The value is read from a prompt, or from standard input; a final line break is dropped."""
+@click.option(
+    "--host",
+    "hosts",
+    multiple=True,
+    help="Add it to https requests to this host instead: confined commands use it without ever holding it. Repeatable.",
+)
+@click.option("--header", default="", help="The header for --host (default: 'Authorization: Bearer {}').")
+def set_secret(
+    name: str, nodes: tuple[str, ...], tools: tuple[str, ...], hosts: tuple[str, ...], header: str, client: Client
+) -> None:
+    """Set a secret. The value is read from a prompt, or from standard input; a final line break is dropped.
+
+    \b
+    Example:
+      farhand secret set GITHUB_TOKEN --node ci --host api.github.com --header 'Authorization: Bearer {}'
+    """
     if sys.stdin.isatty():
         value = click.prompt(f"Value of {name}", hide_input=True, confirmation_prompt=True, err=True)
     else:
         value = sys.stdin.read().removesuffix("\n").removesuffix("\r")
     if not value:
         raise FarhandError(f"the value of {name!r} is empty; give it on standard input or at the prompt")
-    body = {"value": value, "nodes": list(nodes), "tools": list(tools)}
+    body = {"value": value, "nodes": list(nodes), "tools": list(tools), "hosts": list(hosts), "header": header}
 
     def render(answer: dict[str, Any]) -> None:
-        remark(f"set; calls use it as {{{{secret:{name}}}}}")
+        if hosts:
+            remark(f"set; the proxy of a node with --network adds it to requests to {' '.join(hosts)}")
+        else:
+            remark(f"set; calls use it as {{{{secret:{name}}}}}")
         if answer["warning"]:
             remark(f"warning: {answer['warning']}")
 

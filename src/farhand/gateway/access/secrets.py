@@ -7,6 +7,7 @@ the home folder.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
@@ -16,6 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from farhand.machine.files.private_files import replace_private
+from farhand.protocol.egress import EgressCredential, check_header
 from farhand.protocol.errors import FarhandError, InvalidArgs, NotAllowed, NotFound
 from farhand.protocol.key_auth import KEY_BYTES, from_text, to_text
 from farhand.protocol.redaction import KnownSecrets, can_be_masked
@@ -28,6 +30,8 @@ KEY_FILE: Final = "secrets.key"
 KEY_VARIABLE: Final = "FARHAND_SECRETS_KEY"
 MOST_BYTES: Final = 65_536
 MOST_SECRETS: Final = 1000
+DEFAULT_HEADER: Final = "Authorization: Bearer {}"
+_HOST: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?(:[0-9]{1,5})?")
 _SERVICE: Final = "farhand"
 
 
@@ -63,8 +67,21 @@ class Secrets:
     async def all(self) -> list[SecretRecord]:
         return await self._database.read(all_secrets)
 
-    async def put(self, name: str, value: str, nodes: Sequence[str], tools: Sequence[str], by: str) -> SecretRecord:
-        """Set a secret. Raises ValueError for a name, value or restriction that cannot be used."""
+    async def put(
+        self,
+        name: str,
+        value: str,
+        nodes: Sequence[str],
+        tools: Sequence[str],
+        by: str,
+        *,
+        hosts: Sequence[str] = (),
+        header: str = "",
+    ) -> SecretRecord:
+        """Set a secret. With `hosts`, it is only a header of requests to these, which the egress proxies of nodes add.
+
+        Raises ValueError for a name, value or restriction that cannot be used.
+        """
         if not NAME.fullmatch(name):
             raise ValueError(f"the name {name[:100]!r} must have letters, digits and '_' only, at most 64")
         size = len(value.encode("utf-8", "surrogatepass"))
@@ -75,7 +92,17 @@ class Secrets:
                 raise ValueError(f"{restriction[:100]!r} is not the name of a node or a tool")
         if name not in self._records and len(self._records) >= MOST_SECRETS:
             raise ValueError(f"there are {MOST_SECRETS} secrets already; remove one first")
-        record = SecretRecord(name, self._encrypted(value), " ".join(nodes), " ".join(tools), by, self._clock())
+        header = _checked_header(value, tools, hosts, header) if hosts or header else ""
+        record = SecretRecord(
+            name,
+            self._encrypted(value),
+            " ".join(nodes),
+            " ".join(tools),
+            by,
+            self._clock(),
+            hosts=" ".join(host.lower() for host in hosts),
+            header=header,
+        )
         self._known.add(value)
         await self._database.write(partial(put_secret, secret=record))
         self._records[name] = record
@@ -129,6 +156,11 @@ class Secrets:
         record = self._records.get(name)
         if record is None:
             raise NotFound(f"there is no secret {name!r}; set it with `farhand secret set {name}`")
+        if record.hosts:
+            raise NotAllowed(
+                f"the secret {name!r} is only added to requests to {' and '.join(record.hosts.split())}, by the proxy "
+                "of a node; nothing else may use it"
+            )
         nodes, tools = record.nodes.split(), record.tools.split()
         if nodes and node_id not in nodes:
             raise NotAllowed(
@@ -184,6 +216,14 @@ class Secrets:
         self._used(names, user)
         return found
 
+    def for_proxy(self, node_id: str, public: str) -> list[EgressCredential]:
+        """Return the credentials that the egress proxy of a node adds to requests, sealed to it. Raises ValueError."""
+        return [
+            EgressCredential(record.name, record.hosts.split(), record.header, seal(self._decrypted(record), public))
+            for record in self._records.values()
+            if record.hosts and (not record.nodes or node_id in record.nodes.split())
+        ]
+
     # -- encryption -------------------------------------------------------------------------------------
 
     def _encrypted(self, value: str) -> bytes:
@@ -210,6 +250,24 @@ def has_secrets_key(home: Path) -> bool:
         return True
     keyring = _keyring()
     return keyring is not None and bool(keyring.get_password(_SERVICE, str(home)))
+
+
+def _checked_header(value: str, tools: Sequence[str], hosts: Sequence[str], header: str) -> str:
+    """Return the header that carries a secret to its hosts. Raises ValueError."""
+    if not hosts:
+        raise ValueError("a header needs the hosts whose requests get it")
+    if tools:
+        raise ValueError(
+            "a secret for hosts cannot be restricted to tools: all confined commands of a node use its proxy"
+        )
+    for host in hosts:
+        if not _HOST.fullmatch(host.lower()):
+            raise ValueError(
+                f"{host[:100]!r} is not a host: use a name such as api.example.com, or api.example.com:8443"
+            )
+    if not value.isascii() or not value.isprintable():
+        raise ValueError("the value of a header must have printable ASCII characters only, without line breaks")
+    return check_header(header or DEFAULT_HEADER)
 
 
 def secrets_key(home: Path, environ: Mapping[str, str] = os.environ) -> bytes:

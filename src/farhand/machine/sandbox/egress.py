@@ -13,13 +13,21 @@ import logging
 import os
 import re
 import socket
-from collections.abc import Callable
+import ssl
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
 import msgspec
 
+from farhand.machine.sandbox.egress_credentials import (
+    Credential,
+    EgressCredentials,
+    InvalidRequest,
+    upstream_context,
+    with_credentials,
+)
 from farhand.machine.sandbox.launch import EGRESS_SOCKET
 
 log = logging.getLogger(__name__)
@@ -118,9 +126,12 @@ class Refused(Exception):
 class EgressProxy:
     """An HTTP proxy (CONNECT, and plain requests) on a socket in a private folder."""
 
-    def __init__(self, folder: Path, rule: Callable[[], NetworkRule]) -> None:
-        """`rule` is asked for every connection."""
+    def __init__(
+        self, folder: Path, rule: Callable[[], NetworkRule], credentials: EgressCredentials | None = None
+    ) -> None:
+        """`rule` is asked for every connection. `credentials` are added to requests to their hosts."""
         self.folder = folder
+        self._credentials = credentials
         self._rule = rule
         self._server: asyncio.Server | None = None
 
@@ -149,6 +160,10 @@ class EgressProxy:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
             method, target, first = _read_head(head)
             host, port = _address(method, target)
+            added = self._credentials.of(host, port) if self._credentials and method == "CONNECT" else ()
+            if added:
+                writer = await self._serve_with(added, host, port, reader, writer)
+                return
             upstream_reader, upstream = await self._connect(host, port)
             log.info("egress to %s:%d allowed", host, port, extra={"event": "egress.allowed"})
             if method == "CONNECT":
@@ -168,7 +183,40 @@ class EgressProxy:
                 await writer.drain()
             writer.close()
 
-    async def _connect(self, host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _serve_with(
+        self,
+        added: Sequence[Credential],
+        host: str,
+        port: int,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> asyncio.StreamWriter:
+        """Pass one request on with credentials; return the writer to close. Raises Refused before TLS has begun."""
+        assert self._credentials is not None
+        upstream_reader, upstream = await self._connect(host, port, upstream_context())
+        try:
+            writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+            async with asyncio.timeout(_HEAD_SECONDS):
+                reader, writer = await self._credentials.server_side(host, writer)
+                head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+            upstream.write(with_credentials(head, host, port, added))
+            names = ", ".join(one.name for one in added)
+            log.info("egress to %s:%d with %s", host, port, names, extra={"event": "egress.credential"})
+            await _both(reader, writer, upstream_reader, upstream)
+        except InvalidRequest as error:
+            log.warning("egress to %s refused: %s", host, error, extra={"event": "egress.refused"})
+            body = f"farhand: {error}\n".encode()
+            writer.write(b"HTTP/1.1 400 Bad Request\r\ncontent-length: %d\r\n" % len(body))
+            writer.write(b"connection: close\r\n\r\n%b" % body)
+        except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass
+        finally:
+            upstream.close()
+        return writer
+
+    async def _connect(
+        self, host: str, port: int, tls: ssl.SSLContext | None = None
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         rule = self._rule()
         named = rule.names(host, port) or LOCAL in rule.hosts
         if rule.kind == "none" or (rule.kind == "allow" and not named):
@@ -187,7 +235,9 @@ class EgressProxy:
             try:
                 # The address that was checked, not the name, which could resolve to another one now.
                 async with asyncio.timeout(_CONNECT_SECONDS):
-                    return await asyncio.open_connection(address, port, limit=_BUFFER)
+                    return await asyncio.open_connection(
+                        address, port, limit=_BUFFER, ssl=tls, server_hostname=None if tls is None else host
+                    )
             except (OSError, TimeoutError) as error:
                 problem = error
         raise Refused("502 Bad Gateway", f"cannot connect to {host}:{port}: {problem}")

@@ -12,6 +12,8 @@ import msgspec
 
 # The name of the proxy's socket in its folder.
 EGRESS_SOCKET: Final = "proxy.sock"
+# The certificates that commands trust, in the same folder; only if the proxy adds credentials.
+CA_BUNDLE: Final = "ca.pem"
 LAUNCHER: Final = Path(__file__).with_name("launcher.py")
 
 

@@ -28,6 +28,8 @@ _NEWNS, _NEWUTS, _NEWIPC, _NEWUSER, _NEWPID, _NEWNET = 0x20000, 0x4000000, 0x800
 _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_BIND, _MS_REC, _MS_PRIVATE = 2, 4, 8, 4096, 16384, 1 << 18
 _SYSTEM_FOLDERS = frozenset({"usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc", "dev", "proc", "sys"})
 _PROXY_PORT = 3128
+_CA_BUNDLE = "ca.pem"
+_CA_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NODE_EXTRA_CA_CERTS", "GIT_SSL_CAINFO")
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 
 # Access rights of Landlock for files.
@@ -241,7 +243,9 @@ def _serve_proxy(path: str) -> dict[str, str]:
     server.close()
     address = f"http://127.0.0.1:{_PROXY_PORT}"
     names = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "all_proxy")
-    return {**dict.fromkeys(names, address), "no_proxy": "127.0.0.1,localhost", "NO_PROXY": "127.0.0.1,localhost"}
+    found = {**dict.fromkeys(names, address), "no_proxy": "127.0.0.1,localhost", "NO_PROXY": "127.0.0.1,localhost"}
+    trusted = f"{folder}/{_CA_BUNDLE}"
+    return found | (dict.fromkeys(_CA_VARIABLES, trusted) if os.path.exists(trusted) else {})
 
 
 def _relay(client: socket.socket, path: str) -> None:

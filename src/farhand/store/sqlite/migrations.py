@@ -613,6 +613,13 @@ CREATE TABLE receipts (
 ) STRICT, WITHOUT ROWID;
 """
 
+# The hosts whose requests get the secret as a header, by the egress proxies of nodes.
+HOSTS_OF_SECRETS = """
+ALTER TABLE secrets ADD COLUMN hosts TEXT NOT NULL DEFAULT '';
+ALTER TABLE secrets ADD COLUMN header TEXT NOT NULL DEFAULT '';
+"""
+
+
 MIGRATIONS: Final[tuple[str, ...]] = (
     FIRST,
     TRANSFERS,
@@ -647,4 +654,5 @@ MIGRATIONS: Final[tuple[str, ...]] = (
     BUDGETS,
     CHATS_OF_SESSIONS,
     RECEIPTS,
+    HOSTS_OF_SECRETS,
 )

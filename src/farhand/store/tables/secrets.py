@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -22,13 +22,19 @@ class SecretRecord(msgspec.Struct, frozen=True):
     last_used_at: int | None = None
     # The call that used it last.
     last_call: str | None = None
+    # Hosts whose requests get it from the egress proxies of nodes, and the header; such a secret has no other use.
+    hosts: str = ""
+    header: str = ""
 
 
-ALL: Final = "SELECT name, value, nodes, tools, made_by, created_at, last_used_at, last_call FROM secrets ORDER BY name"
+ALL: Final = """
+    SELECT name, value, nodes, tools, made_by, created_at, last_used_at, last_call, hosts, header FROM secrets
+    ORDER BY name"""
 PUT: Final = """
-    INSERT INTO secrets (name, value, nodes, tools, made_by, created_at) VALUES (?, ?, ?, ?, ?, ?)
+    INSERT INTO secrets (name, value, nodes, tools, made_by, created_at, hosts, header) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
     ON CONFLICT (name) DO UPDATE SET value = excluded.value, nodes = excluded.nodes, tools = excluded.tools,
-        made_by = excluded.made_by, created_at = excluded.created_at"""
+        made_by = excluded.made_by, created_at = excluded.created_at, hosts = excluded.hosts,
+        header = excluded.header"""
 
 
 def all_secrets(tx: Tx) -> list[SecretRecord]:
@@ -38,8 +44,10 @@ def all_secrets(tx: Tx) -> list[SecretRecord]:
 def put_secret(tx: Tx, secret: SecretRecord) -> None:
     """Add a secret or replace it. The journal records its name, never its value."""
     values = (secret.name, secret.value, secret.nodes, secret.tools, secret.made_by, secret.created_at)
-    tx.execute(PUT, values)
-    data = {"nodes": secret.nodes.split(), "tools": secret.tools.split(), "by": secret.made_by}
+    tx.execute(PUT, (*values, secret.hosts, secret.header))
+    data: dict[str, Any] = {"nodes": secret.nodes.split(), "tools": secret.tools.split(), "by": secret.made_by}
+    if secret.hosts:
+        data |= {"hosts": secret.hosts.split(), "header": secret.header}
     append_event(tx, secret.created_at, "secret.set", secret.name, data)
 
 

@@ -1,0 +1,64 @@
+"""Gives nodes the credentials that their egress proxies add to requests: when a node joins, and after each change."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import msgspec
+
+from farhand.gateway.access.secrets import Secrets
+from farhand.gateway.nodes.queries import Queries
+from farhand.gateway.nodes.registry import Connection, NodeRegistry
+from farhand.protocol.egress import QUESTION, EgressQuery
+from farhand.protocol.errors import ToolError
+
+log = logging.getLogger(__name__)
+
+SECONDS = 30.0
+
+
+class ProxyCredentials:
+    """Sends credentials to the nodes that have an egress proxy."""
+
+    def __init__(self, node_registry: NodeRegistry, queries: Queries, secrets: Secrets) -> None:
+        self._node_registry = node_registry
+        self._queries = queries
+        self._secrets = secrets
+        self._tasks: set[asyncio.Task[str | None]] = set()
+
+    def node_joined(self, connection: Connection) -> None:
+        """Send a node its credentials; it has forgotten them, or has older ones."""
+        if QUESTION in connection.queries:
+            task = asyncio.get_running_loop().create_task(self._send(connection.node_id))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def check(self, nodes: list[str]) -> None:
+        """Raise ValueError if a node is connected and has no egress proxy."""
+        for name in nodes:
+            node = self._node_registry.nodes.get(name)
+            if node is not None and node.connection is not None and QUESTION not in node.connection.queries:
+                raise ValueError(
+                    f"node {name!r} has no egress proxy; start it with --root DIR and --network allow:HOST,... or local"
+                )
+
+    async def changed(self) -> list[str]:
+        """Send all connected nodes their credentials; return what went wrong."""
+        nodes = [node.card.node_id for node in self._node_registry.nodes.values() if node.connection is not None]
+        wanted = [name for name in nodes if QUESTION in self._queries.answered_by(name)]
+        found = await asyncio.gather(*(self._send(name) for name in wanted))
+        return [problem for problem in found if problem is not None]
+
+    async def _send(self, node_id: str) -> str | None:
+        node = self._node_registry.nodes.get(node_id)
+        if node is None or node.connection is None:
+            return None
+        try:
+            credentials = self._secrets.for_proxy(node_id, node.connection.sealing_key)
+            await self._queries.ask(node_id, QUESTION, msgspec.to_builtins(EgressQuery(credentials)), SECONDS)
+        except (ToolError, ValueError) as error:
+            problem = f"node {node_id!r} did not take its credentials: {error}"
+            log.warning("%s", problem)
+            return problem
+        return None
