@@ -207,7 +207,8 @@ class Trials:
                 raise Failed(
                     f"trial {name} is {trial.state}{': ' if trial.error else ''}{trial.error}; nothing to keep"
                 )
-            if trial.state == "ready":
+            # One that still says `keeping` was interrupted: its files are all new, or all old and tried again.
+            if trial.state == "ready" or not self._are_applied(trial):
                 for change in trial.changes:
                     self._entry(change.path)
                 _refuse_conflicts(trial)
@@ -229,6 +230,26 @@ class Trials:
             if trial.state in ("keeping", "kept"):
                 raise Failed(f"trial {name} is {trial.state}; it cannot be discarded")
             return trial if trial.state == "discarded" else self._end(trial, "discarded")
+
+    def _are_applied(self, trial: Trial) -> bool:
+        """Return whether all files have the content that an interrupted `keep` gave them."""
+        lowers = trial.lowers()
+        made = {change.path for change in trial.changes if change.upper is not None}
+        for change in trial.changes:
+            lower = lowers[_folder_of(change, lowers)]
+            new = _regular(change.upper) if change.upper is not None else None
+            now = lower.fingerprint(change.path)
+            is_file = now is not None and stat.S_ISREG(now[0])
+            if change.upper is None:
+                if is_file and change.path not in made:
+                    return False
+            elif new is not None:  # otherwise a folder or a link, which is not part of the transaction
+                if not is_file:
+                    return False
+                with lower.open(change.path) as file:
+                    if file.read() != new:
+                        return False
+        return True
 
     def _apply_files(self, trial: Trial) -> None:
         steps = []
