@@ -232,6 +232,10 @@ class NodeSection(msgspec.Struct, forbid_unknown_fields=True):
     tags: list[str] = []
     sandbox: str = ""
     network: str = ""
+    memory: str = ""
+    cpus: str = ""
+    processes: str = ""
+    disk: str = ""
 
 
 class Config(msgspec.Struct, forbid_unknown_fields=True):

@@ -17,6 +17,7 @@ import msgspec
 from farhand.machine.files.private_files import replace_private
 from farhand.machine.sandbox.egress import NetworkRule
 from farhand.machine.sandbox.lent import BUBBLEWRAP, LANDLOCK, LEVELS
+from farhand.machine.sandbox.resources import ResourceLimits
 from farhand.node.limits import ToolLimits
 from farhand.protocol.errors import FarhandError
 from farhand.protocol.node_tools import NODE_TOOLS
@@ -42,6 +43,15 @@ class LendingLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     sandbox: str = ""
     # What confined commands may connect to: `host` (the default), `none`, `local` or `allow:HOST,...`.
     network: str = ""
+    # What confined commands may use: `2G`, `1.5`, `200`, and the size of a file.
+    memory: str = ""
+    cpus: str = ""
+    processes: str = ""
+    disk: str = ""
+
+    @property
+    def resources(self) -> ResourceLimits:
+        return ResourceLimits.read(self.memory, self.cpus, self.processes, self.disk)
 
     @property
     def network_rule(self) -> NetworkRule:
@@ -60,6 +70,7 @@ class LendingLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
             raise LendingError(f"unknown sandbox {self.sandbox!r}; known: {', '.join(LEVELS)}")
         try:
             NetworkRule.read(self.network)
+            _ = self.resources
         except ValueError as error:
             raise LendingError(str(error)) from None
 
@@ -76,7 +87,13 @@ class LendingLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
             tags=given.tags or self.tags,
             sandbox=given.sandbox or self.sandbox,
             network=given.network or self.network,
+            memory=given.memory or self.memory,
+            cpus=given.cpus or self.cpus,
+            processes=given.processes or self.processes,
+            disk=given.disk or self.disk,
         )
+        if not together.resources.is_within(self.resources):
+            raise LendingError("--memory, --cpus, --processes or --disk allows more than before")
         if not together.network_rule.is_within(self.network_rule):
             raise LendingError(f"--network {given.network} allows more than --network {self.network}")
         if self.sandbox in (BUBBLEWRAP, LANDLOCK) and together.sandbox != self.sandbox:
@@ -94,6 +111,8 @@ class LendingLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
         options += [f"--deny-tool {name}" for name in self.deny_tools]
         options += [f"--sandbox {self.sandbox}"] if self.sandbox else []
         options += [f"--network {self.network}"] if self.network else []
+        for name in ("memory", "cpus", "processes", "disk"):
+            options += [f"--{name} {getattr(self, name)}"] if getattr(self, name) else []
         options += [f"--tag {tag}" for tag in self.tags]
         return " ".join(options)
 

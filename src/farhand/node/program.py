@@ -83,6 +83,10 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
     tags: tuple[str, ...] = ()
     sandbox: str = ""
     network: str = ""
+    memory: str = ""
+    cpus: str = ""
+    processes: str = ""
+    disk: str = ""
     # Ignore stored limits and tags; only those given here apply.
     reset_limits: bool = False
     ca_file: str | None = None
@@ -209,7 +213,7 @@ async def _serve(
                     "hostOs": host_os(),
                     "hostEnv": sorted(environment),
                     "workspace": str(workspace),
-                    "limits": holds.announced() | ({"sandbox": confined.level} if confined.level else {}),
+                    "limits": holds.announced() | confined.levels,
                 },
                 sealing=sealing,
                 receipt_key=key or load_receipt_key(folder / "receipt.key"),
@@ -255,6 +259,10 @@ def given_limits(options: NodeOptions) -> LendingLimits:
         tags=options.tags,
         sandbox=options.sandbox,
         network=options.network,
+        memory=options.memory,
+        cpus=options.cpus,
+        processes=options.processes,
+        disk=options.disk,
     )
 
 

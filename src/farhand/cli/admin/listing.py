@@ -28,6 +28,9 @@ from farhand.cli.output import (
     wrap,
 )
 
+# Limits of a node that are one word, and how they are called in the list.
+LIMITS = (*((name, name) for name in ("sandbox", "network", "memory", "cpus", "processes", "disk")), ("by", "limits"))
+
 # Hosts of the gateway's own tools.
 OWN_HOSTS = ("gsv", "local")
 ADD_NODE = "add one with `farhand node pair`"
@@ -53,11 +56,7 @@ def _limits(node: dict[str, Any]) -> str:
     parts = [f"{word} {names(key)}" for word, key in (("only", "root"),) if names(key)]
     parts += ["read-only"] if limits.get("read_only") is True else []
     parts += [f"{word} {names(key)}" for word, key in (("also", "allow_tools"), ("no", "deny_tools")) if names(key)]
-    parts += [
-        f"{word} {limits[key][:200]}"
-        for word, key in (("sandbox", "sandbox"), ("network", "network"))
-        if isinstance(limits.get(key), str) and limits[key]
-    ]
+    parts += [f"{word} {limits[key][:200]}" for word, key in LIMITS if isinstance(limits.get(key), str) and limits[key]]
     return ", ".join(parts)
 
 

@@ -184,6 +184,7 @@ def _given(options: dict[str, Any]) -> LendingLimits:
         tags=tuple(options["tags"]),
         sandbox=options["sandbox"] or "",
         network=options["network"] or "",
+        **{name: options[name] or "" for name in ("memory", "cpus", "processes", "disk")},
     )
 
 

@@ -63,6 +63,10 @@ NODE_OPTIONS = (
         metavar="RULE",
         help="What confined commands reach: host, none, local, or allow:HOST,...  [default: host]",
     ),
+    click.option("--memory", metavar="SIZE", default="", help="Memory for confined commands, such as 2G."),
+    click.option("--cpus", metavar="N", default="", help="CPUs for confined commands, such as 1.5."),
+    click.option("--processes", metavar="N", default="", help="How many processes confined commands may have."),
+    click.option("--disk", metavar="SIZE", default="", help="Largest file that a confined command may write."),
     click.option(
         "--undo-quota",
         type=click.IntRange(min=0),
@@ -164,6 +168,7 @@ def run_until_stopped(
         tags=tuple(options["tags"]),
         sandbox=options["sandbox"] or "",
         network=options["network"] or "",
+        **{name: options[name] or "" for name in ("memory", "cpus", "processes", "disk")},
         reset_limits=options["reset_limits"],
         ca_file=options["ca_file"],
         pinned_cert=options["pinned_cert"],

@@ -47,6 +47,7 @@ WorkingDirectory={_path(spec.folder)}
 Environment={_quoted(f"FARHAND_HOME={spec.home}")}
 EnvironmentFile=-{_path(spec.variables_file)}
 KillMode=process
+Delegate=yes
 Restart=always
 RestartSec=2
 TimeoutStopSec=30

@@ -22,6 +22,8 @@ class Launch(msgspec.Struct, frozen=True, omit_defaults=True):
 
     # Folders with the upper and the work folder of an overlay over each of them.
     overlays: Sequence[tuple[str, str, str]] = ()
+    # The control group to join first.
+    cgroup: str = ""
     # Create namespaces; not needed inside bubblewrap, which did.
     namespaces: bool = False
     # Keep the network of the host, if `namespaces` are created.

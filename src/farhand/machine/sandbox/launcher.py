@@ -43,6 +43,8 @@ _SCOPE_VERSION = 6
 def main() -> None:
     spec: dict[str, Any] = json.loads(sys.argv[1])
     command = sys.argv[2:]
+    if spec.get("cgroup"):
+        _write(spec["cgroup"] + "/cgroup.procs", "0")
     if spec.get("overlays"):
         _mount_overlays(spec["overlays"])
     if spec.get("namespaces"):
