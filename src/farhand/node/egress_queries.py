@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from farhand.machine.sandbox.egress_credentials import Credential, EgressCredentials
+from farhand.machine.sandbox.egress_credentials import EgressCredentials, HeaderCredential
 from farhand.protocol.egress import QUESTION, EgressQuery
 from farhand.protocol.errors import InvalidArgs
 from farhand.protocol.sealing import SealingKey
@@ -29,7 +29,9 @@ class EgressQueries:
             raise InvalidArgs(str(error)) from None
         values = self._sealing.open({one.name: one.sealed for one in asked.credentials})
         found = [
-            Credential(one.name, host, one.header, values[one.name]) for one in asked.credentials for host in one.hosts
+            HeaderCredential(one.name, host, one.header, values[one.name])
+            for one in asked.credentials
+            for host in one.hosts
         ]
         await asyncio.to_thread(self._credentials.set, found)
         return {"credentials": len(found)}

@@ -22,8 +22,8 @@ from urllib.parse import urlsplit
 import msgspec
 
 from farhand.machine.sandbox.egress_credentials import (
-    Credential,
     EgressCredentials,
+    HeaderCredential,
     InvalidRequest,
     upstream_context,
     with_credentials,
@@ -185,7 +185,7 @@ class EgressProxy:
 
     async def _serve_with(
         self,
-        added: Sequence[Credential],
+        added: Sequence[HeaderCredential],
         host: str,
         port: int,
         reader: asyncio.StreamReader,

@@ -31,7 +31,7 @@ _REQUEST: Final = re.compile(r"([A-Z]{1,20}) (/\S*|\*) HTTP/1\.[01]")
 _DAY: Final = datetime.timedelta(days=1)
 
 
-class Credential(msgspec.Struct, frozen=True):
+class HeaderCredential(msgspec.Struct, frozen=True):
     """A header with a secret value, and the host that gets it."""
 
     # The name of the secret.
@@ -42,7 +42,7 @@ class Credential(msgspec.Struct, frozen=True):
     value: str
 
     def __repr__(self) -> str:
-        return f"Credential({self.name!r}, {self.host!r}, {self.header!r})"
+        return f"HeaderCredential({self.name!r}, {self.host!r}, {self.header!r})"
 
 
 class InvalidRequest(Exception):
@@ -56,11 +56,11 @@ class EgressCredentials:
         """`folder` keeps the key of the authority. Commands see `public`, with the certificates that they trust."""
         self._folder = folder
         self._public = public
-        self._all: tuple[Credential, ...] = ()
+        self._all: tuple[HeaderCredential, ...] = ()
         self._authority: tuple[Any, Any] | None = None
         self._contexts: dict[str, ssl.SSLContext] = {}
 
-    def set(self, credentials: Sequence[Credential]) -> None:
+    def set(self, credentials: Sequence[HeaderCredential]) -> None:
         """Replace all credentials. It blocks: call it in a thread."""
         if credentials:
             self._trust()
@@ -68,7 +68,7 @@ class EgressCredentials:
             (self._public / CA_BUNDLE).unlink(missing_ok=True)
         self._all = tuple(credentials)
 
-    def of(self, host: str, port: int) -> tuple[Credential, ...]:
+    def of(self, host: str, port: int) -> tuple[HeaderCredential, ...]:
         """Return the credentials for a host, whose name is in small letters."""
         named = f"{host}:{port}"
         return tuple(one for one in self._all if (one.host if ":" in one.host else f"{one.host}:443") == named)
@@ -190,7 +190,7 @@ def _usage(x509: Any, authority: bool) -> Any:
     return x509.KeyUsage(digital_signature=not authority, key_cert_sign=authority, crl_sign=authority, **unused)
 
 
-def with_credentials(head: str, host: str, port: int, credentials: Sequence[Credential]) -> bytes:
+def with_credentials(head: str, host: str, port: int, credentials: Sequence[HeaderCredential]) -> bytes:
     """Return the head of a request as the server gets it: with the credentials, for this host and no other.
 
     It asks the server to close the connection, so that nothing follows that was not looked at. Raises InvalidRequest.
