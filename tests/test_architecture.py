@@ -13,36 +13,6 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "farhand"
 MAX_MODULES = 24
 
-# Names that still have several definitions. Remove an entry when it is no longer needed; never add one.
-DUPLICATE_CLASSES = {
-    "Address",
-    "Answer",
-    "Asked",
-    "ChatMessage",
-    "ConfigError",
-    "Ended",
-    "Entry",
-    "Failed",
-    "Incoming",
-    "Job",
-    "Manifest",
-    "Message",
-    "Note",
-    "Pairing",
-    "Recorded",
-    "Refused",
-    "Request",
-    "Retrying",
-    "Run",
-    "Sessions",
-    "Skill",
-    "Stopped",
-    "TextDelta",
-    "ThinkingDelta",
-    "Transfers",
-    "Turn",
-    "Usage",
-}
 # Imports of our own modules inside a function: importing module, imported module, reason.
 LATE_IMPORTS = {
     ("farhand.cli.agent.chat", "farhand.cli.agent.chat_terminal"): "prompt_toolkit and rich, for a terminal only",
@@ -114,9 +84,7 @@ def test_a_public_class_name_has_one_definition() -> None:
         for node in tree.body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 defined[node.name].append(name)
-    duplicates = {name: places for name, places in defined.items() if len(places) > 1}
-    assert {name: places for name, places in duplicates.items() if name not in DUPLICATE_CLASSES} == {}
-    assert DUPLICATE_CLASSES - duplicates.keys() == set(), "remove these names from DUPLICATE_CLASSES"
+    assert {name: places for name, places in defined.items() if len(places) > 1} == {}
 
 
 def test_our_own_modules_are_imported_at_the_top() -> None:

@@ -39,7 +39,7 @@ LIVE_KEYS = ("agent.model",)
 T = TypeVar("T")
 
 
-class ConfigError(FarhandError):
+class SettingsError(FarhandError):
     """A setting that cannot be used."""
 
 
@@ -271,25 +271,25 @@ class Config(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def load(home: Path, environ: Mapping[str, str] = os.environ) -> Config:
-    """Raises ConfigError naming the key at fault."""
+    """Raises SettingsError naming the key at fault."""
     path = home / FILE
     try:
         text = path.read_text()
     except FileNotFoundError:
         text = ""
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+        raise SettingsError(f"{path} is not valid TOML: {error}") from None
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+        raise SettingsError(f"{path} cannot be read: {error.strerror}") from None
     return parse(text, path, environ)
 
 
 def parse(text: str, path: Path, environ: Mapping[str, str] = os.environ) -> Config:
-    """Return the settings that the file `path` has with this text. Raises ConfigError naming the key at fault."""
+    """Return the settings that the file `path` has with this text. Raises SettingsError naming the key at fault."""
     try:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+        raise SettingsError(f"{path} is not valid TOML: {error}") from None
     for section in msgspec.structs.fields(Config):
         if get_origin(section.type) in (dict, list):
             continue
@@ -300,19 +300,19 @@ def parse(text: str, path: Path, environ: Mapping[str, str] = os.environ) -> Con
     try:
         config = msgspec.convert(values, Config)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{path}: {_worded(str(error))}") from None
+        raise SettingsError(f"{path}: {_worded(str(error))}") from None
     if not 0 <= config.gateway.port <= 65535:
-        raise ConfigError(f"[gateway] port must be a number from 0 to 65535, not {config.gateway.port}")
+        raise SettingsError(f"[gateway] port must be a number from 0 to 65535, not {config.gateway.port}")
     for name in ("idle_hours", "max_days"):
         if not 0 < (value := getattr(config.console, name)) < 100_000:
-            raise ConfigError(f"[console] {name} must be greater than 0 and less than 100000, not {value:g}")
+            raise SettingsError(f"[console] {name} must be greater than 0 and less than 100000, not {value:g}")
     for root in config.tools.roots:
         if not root.startswith(("/", "~")):
-            raise ConfigError(f"[tools] roots: {root!r} must be an absolute path")
+            raise SettingsError(f"[tools] roots: {root!r} must be an absolute path")
     if config.backup.every_seconds < 0 or config.backup.keep < 1:
-        raise ConfigError("[backup] every_seconds must not be negative, and keep at least 1")
+        raise SettingsError("[backup] every_seconds must not be negative, and keep at least 1")
     if not 0 <= config.retention.keep_days < 100_000:
-        raise ConfigError(
+        raise SettingsError(
             f"[retention] keep_days must not be negative, and not {config.retention.keep_days:g}; 0 is for ever"
         )
     _check_history(config.retention)
@@ -320,7 +320,7 @@ def parse(text: str, path: Path, environ: Mapping[str, str] = os.environ) -> Con
         Policy(config.policy)
         config.budgets.check()
     except ValueError as error:
-        raise ConfigError(str(error)) from None
+        raise SettingsError(str(error)) from None
     return config
 
 
@@ -344,7 +344,7 @@ def _is_live(name: str) -> bool:
 def _loaded(home: Path, environ: Mapping[str, str]) -> Config | None:
     try:
         return load(home, environ)
-    except ConfigError:
+    except SettingsError:
         return None
 
 
@@ -373,7 +373,7 @@ class LiveConfig:
     def derive(self, make: Callable[[Config], T]) -> Callable[[], T]:
         """Return a function that returns `make` of the present settings, computed once for each change.
 
-        While `make` raises ConfigError the last value stays in force. Raises ConfigError for the first.
+        While `make` raises SettingsError the last value stays in force. Raises SettingsError for the first.
         """
         seen, value = self._config, make(self._config)
 
@@ -383,7 +383,7 @@ class LiveConfig:
                 seen = self._config
                 try:
                     value = make(seen)
-                except ConfigError as error:
+                except SettingsError as error:
                     log.error("the settings stay as they were: %s", error)
             return value
 
@@ -411,7 +411,7 @@ class LiveConfig:
     def _read_again(self) -> None:
         try:
             self._config = load(self._home, self._environ)
-        except ConfigError as error:
+        except SettingsError as error:
             log.error("the settings stay as they were: %s", error)
         else:
             log.info("%s has changed and was read again", self._file)
@@ -445,7 +445,7 @@ def _read(name: str, text: str, kind: Any) -> Any:
     try:
         return msgspec.json.decode(text, type=kind)
     except msgspec.MsgspecError:
-        raise ConfigError(f"{name}={text!r} is not a value of type {getattr(kind, '__name__', kind)}") from None
+        raise SettingsError(f"{name}={text!r} is not a value of type {getattr(kind, '__name__', kind)}") from None
 
 
 def _worded(text: str) -> str:
@@ -469,15 +469,15 @@ def _worded(text: str) -> str:
 
 
 def _check_history(section: RetentionSection) -> None:
-    """Raises ConfigError for limits that would remove what is still needed."""
+    """Raises SettingsError for limits that would remove what is still needed."""
     if not (section.history_days == 0 or 1 <= section.history_days < 100_000):
-        raise ConfigError(
+        raise SettingsError(
             f"[retention] history_days must be at least 1, not {section.history_days:g}; 0 is without a limit"
         )
     if section.history_mb < 0:
-        raise ConfigError(
+        raise SettingsError(
             f"[retention] history_mb must not be negative, not {section.history_mb}; 0 is without a limit"
         )
     for name in ("refused_bytes_per_credential", "refused_calls_per_credential"):
         if getattr(section, name) < 0:
-            raise ConfigError(f"[retention] {name} must not be negative; 0 is without a limit")
+            raise SettingsError(f"[retention] {name} must not be negative; 0 is without a limit")

@@ -22,8 +22,8 @@ from farhand.gateway.messaging.channel import (
     DeliveryError,
     Incoming,
     Outgoing,
-    Refused,
     TryLater,
+    Undeliverable,
     Unsure,
 )
 from farhand.protocol.errors import Failed
@@ -282,7 +282,7 @@ def test_a_file_is_delivered_or_refused(service: ChannelDouble, plugins: Plugins
     async def main() -> None:
         async with opened(service, plugins) as channel:
             if not service.files:
-                with pytest.raises(Refused):
+                with pytest.raises(Undeliverable):
                     await channel.send(outgoing(service, "with a file", 1, file))
                 return
             await channel.send(outgoing(service, "" if channel.files_apart else "with a file", 1, file))
@@ -297,7 +297,7 @@ def test_a_reply_to_an_unknown_message_is_delivered_or_refused(service: ChannelD
         async with opened(service, plugins) as channel:
             for reply_to in ("5", "made/up", "<a b>\r\nBcc: x@example.org"):
                 message = Outgoing(id=f"m-{reply_to[:2]}", place=service.place(), text="re", reply_to=reply_to)
-                with contextlib.suppress(Refused):
+                with contextlib.suppress(Undeliverable):
                     await channel.send(message)
 
     asyncio.run(main())
@@ -319,7 +319,7 @@ def test_an_id_that_the_service_does_not_have_is_refused(service: ChannelDouble,
 
     async def main() -> None:
         async with opened(service, plugins) as channel:
-            with pytest.raises(Refused, match="is not an"):
+            with pytest.raises(Undeliverable, match="is not an"):
                 await channel.send(outgoing(service, "x", peer=service.bad_peer))
 
     asyncio.run(main())

@@ -15,7 +15,7 @@ import pydantic
 import pytest
 from anthropic.types import RawMessageStreamEvent
 
-from farhand.llm.errors import ContextOverflow, Refused, Unavailable
+from farhand.llm.errors import ContextOverflow, ModelRefused, Unavailable
 from farhand.llm.messages import Finished, Image, Message, StreamEvent, Text, TextDelta, ThinkingDelta, ToolUse, Usage
 from farhand.llm.model import Model, ModelRequest
 from farhand.llm.recording import RecordedReply, digest
@@ -191,7 +191,7 @@ def test_an_image_for_a_model_without_eyes_is_a_line_of_text(api: Api) -> None:
 def test_the_key_is_sent_and_never_shown(api: Api) -> None:
     _, asked = ask(api.name, api.text("ok"))
     assert "secret-key" in asked.headers.get("authorization", asked.headers.get("x-api-key", ""))
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(ModelRefused) as refused:
         ask(api.name, api.fails(401, "authentication_error", "bad key secret-key"))
     assert "secret-key" not in str(refused.value)
 
@@ -202,8 +202,8 @@ def test_the_key_is_sent_and_never_shown(api: Api) -> None:
 @pytest.mark.parametrize(
     ("status", "kind", "message", "raised"),
     [
-        (400, "invalid_request_error", "no such parameter", Refused),
-        (404, "not_found_error", "no such model", Refused),
+        (400, "invalid_request_error", "no such parameter", ModelRefused),
+        (404, "not_found_error", "no such model", ModelRefused),
         (400, "invalid_request_error", "prompt is too long: 300000 tokens > 200000 maximum", ContextOverflow),
         (429, "rate_limit_error", "slow down", Unavailable),
         (500, "api_error", "oops", Unavailable),
@@ -386,7 +386,7 @@ def test_signed_thinking_is_sent_back_within_a_round_of_calls_alone() -> None:
 
 
 def test_an_error_within_a_stream_has_a_kind() -> None:
-    for kind, raised in (("overloaded_error", Unavailable), ("invalid_request_error", Refused)):
+    for kind, raised in (("overloaded_error", Unavailable), ("invalid_request_error", ModelRefused)):
         event = {"type": "error", "error": {"type": kind, "message": "it broke"}}
         line = f"event: error\ndata: {json.dumps(event)}\n\n".encode()
         with pytest.raises(raised, match="it broke"):

@@ -16,8 +16,8 @@ from farhand.gateway.messaging.channel import (
     Channel,
     DeliveryError,
     PostedChannel,
-    Refused,
     TryLater,
+    Undeliverable,
 )
 from farhand.protocol.errors import InvalidArgs, NotAllowed, ToolError
 from farhand.store.tables.outbox import Place
@@ -44,7 +44,7 @@ class ChannelDouble:
     # Whether it can be stopped, and then no longer receives or sends.
     stops = True
     # What a message that the service rejects permanently, limits or loses is reported as; None if it cannot happen.
-    refused: type[DeliveryError] | None = Refused
+    refused: type[DeliveryError] | None = Undeliverable
     limited: type[DeliveryError] | None = TryLater
     loses = True
     # Whether messages may have files; if not, they are refused.

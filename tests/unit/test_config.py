@@ -10,7 +10,7 @@ from typing import get_args, get_origin
 import msgspec
 import pytest
 
-from farhand.config import FILE, LIVE_KEYS, LIVE_SECTIONS, LOOK_SECONDS, Config, ConfigError, LiveConfig, load
+from farhand.config import FILE, LIVE_KEYS, LIVE_SECTIONS, LOOK_SECONDS, Config, LiveConfig, SettingsError, load
 from tests.support.harness import ROOT, wait_until
 
 
@@ -48,7 +48,7 @@ def test_a_file_that_cannot_be_used_changes_nothing(tmp_path: Path, text: str) -
     write(tmp_path, text)
     time.sleep(2 * LOOK_SECONDS)
     assert live.now.tools.disabled == ["shell"]
-    with pytest.raises(ConfigError):
+    with pytest.raises(SettingsError):
         load(tmp_path, {})
     write(tmp_path, "[tools]\ndisabled = []")
     wait_until(lambda: live.now.tools.disabled == [])
@@ -62,13 +62,13 @@ def test_the_environment_overrides_the_file(tmp_path: Path) -> None:
 
 def test_a_section_that_is_no_table_is_named_whatever_the_environment_says(tmp_path: Path) -> None:
     write(tmp_path, "gateway = 5")
-    with pytest.raises(ConfigError, match="gateway"):
+    with pytest.raises(SettingsError, match="gateway"):
         load(tmp_path, {"FARHAND_GATEWAY_PORT": "0"})
 
 
 @pytest.mark.parametrize("port", ["70000", "-1"])
 def test_a_port_that_is_none_is_not_taken_for_another(tmp_path: Path, port: str) -> None:
-    with pytest.raises(ConfigError, match=port):
+    with pytest.raises(SettingsError, match=port):
         load(tmp_path, {"FARHAND_GATEWAY_PORT": port})
 
 

@@ -116,7 +116,7 @@ class Compactor(msgspec.Struct, frozen=True):
         return min(self.context_tokens, context_tokens) if self.context_tokens else context_tokens
 
 
-def told(message: Message) -> str:
+def message_text(message: Message) -> str:
     """Format a message for the summarising model."""
     lines = []
     if message.text:
@@ -139,7 +139,7 @@ def _parts(messages: Sequence[Message], room: int) -> list[str]:
     parts: list[list[str]] = [[]]
     used = 0
     for message in messages:
-        text = told(message)
+        text = message_text(message)
         text = text[: room * 3]
         size = message_tokens(Message("user", text))
         if used and used + size > room:

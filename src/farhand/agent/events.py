@@ -36,21 +36,21 @@ class StepStarted(msgspec.Struct, frozen=True, tag="step_started"):
     model: str
 
 
-class TextDelta(msgspec.Struct, frozen=True, tag="text_delta"):
+class StepText(msgspec.Struct, frozen=True, tag="text_delta"):
     """The next piece of the model's text."""
 
     step: int
     text: str
 
 
-class ThinkingDelta(msgspec.Struct, frozen=True, tag="thinking_delta"):
+class StepThinking(msgspec.Struct, frozen=True, tag="thinking_delta"):
     """The next piece of the model's reasoning, where the provider shows it."""
 
     step: int
     text: str
 
 
-class Retrying(msgspec.Struct, frozen=True, tag="retrying"):
+class StepRetrying(msgspec.Struct, frozen=True, tag="retrying"):
     """The model is asked again after `delay` seconds; with `void`, discard the deltas of this step."""
 
     step: int
@@ -124,7 +124,7 @@ class Stopped(msgspec.Struct, frozen=True, tag="stopped"):
     steps: int
 
 
-class Failed(msgspec.Struct, frozen=True, tag="failed"):
+class RunFailed(msgspec.Struct, frozen=True, tag="failed"):
     """The model gave no reply. `kind` is `not_configured`, `refused`, `context_overflow`, `unavailable`,
     `empty`, or `failed` for an internal error.
     """
@@ -137,9 +137,9 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 
 Event = (
     StepStarted
-    | TextDelta
-    | ThinkingDelta
-    | Retrying
+    | StepText
+    | StepThinking
+    | StepRetrying
     | ToolCalled
     | ToolEnded
     | Appended
@@ -147,5 +147,5 @@ Event = (
     | Compacted
     | Completed
     | Stopped
-    | Failed
+    | RunFailed
 )

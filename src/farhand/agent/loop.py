@@ -22,9 +22,9 @@ from farhand.agent.events import (
     Compacted,
     Completed,
     Event,
-    Failed,
     Injected,
-    Retrying,
+    RunFailed,
+    StepRetrying,
     StepStarted,
     Stopped,
     ToolCalled,
@@ -34,7 +34,7 @@ from farhand.agent.tokens import message_tokens, messages_tokens, text_tokens, t
 from farhand.agent.tool_outcome import Outcome, argument_fault, cancelled, shortened
 from farhand.agent.tools import Tools
 from farhand.llm import messages as model_events
-from farhand.llm.errors import BudgetSpent, ContextOverflow, ModelError, NotConfigured, Refused
+from farhand.llm.errors import BudgetSpent, ContextOverflow, ModelError, ModelRefused, NotConfigured
 from farhand.llm.messages import Content, Finished, FinishReason, Message, StreamEvent, Text, ToolUse, Usage
 from farhand.llm.model import Model, ModelRequest, Thinking
 from farhand.protocol.calls import ToolSpec
@@ -48,7 +48,7 @@ AHEAD: Final = 1000
 TOOL_CHOICE: Final = "tool_choice"
 
 
-class Incoming(msgspec.Struct, frozen=True):
+class JoiningMessage(msgspec.Struct, frozen=True):
     """A message that arrived during the run."""
 
     id: str
@@ -66,7 +66,7 @@ class Limits(msgspec.Struct, frozen=True):
     repeats: int = 4
 
 
-def no_messages() -> Sequence[Incoming]:
+def no_messages() -> Sequence[JoiningMessage]:
     return ()
 
 
@@ -75,7 +75,7 @@ async def run(
     messages: Sequence[Message],
     tools: Tools,
     *,
-    inbox: Callable[[], Sequence[Incoming]] = no_messages,
+    inbox: Callable[[], Sequence[JoiningMessage]] = no_messages,
     stop: asyncio.Event | None = None,
     limits: Limits | None = None,
     compactor: Compactor | None = None,
@@ -107,7 +107,7 @@ class _Run:
         model: Model,
         messages: Sequence[Message],
         tools: Tools,
-        inbox: Callable[[], Sequence[Incoming]],
+        inbox: Callable[[], Sequence[JoiningMessage]],
         stop: asyncio.Event,
         limits: Limits,
         compactor: Compactor | None,
@@ -145,11 +145,11 @@ class _Run:
                     async for event in asking:
                         yield event
             except ModelError as error:
-                yield Failed(_kind(error), error.message, self.usage, self.step)
+                yield RunFailed(_kind(error), error.message, self.usage, self.step)
                 return
             except Exception as error:
                 log.exception("model %s raised an unexpected exception", self.model.name)
-                yield Failed("failed", f"{type(error).__name__}: {error}", self.usage, self.step)
+                yield RunFailed("failed", f"{type(error).__name__}: {error}", self.usage, self.step)
                 return
             if self.reply is None:
                 break
@@ -194,7 +194,7 @@ class _Run:
                             finished = heard
                         else:
                             said.take(heard)
-                            yield self._told(heard)
+                            yield self._step_event(heard)
             except ContextOverflow:
                 if overflowed or self.compactor is None:
                     raise
@@ -213,7 +213,7 @@ class _Run:
             reason = _empty_text(self.model.name, finished.finish_reason)
             if empty > EMPTY_RETRIES:
                 raise _Empty(reason)
-            yield Retrying(self.step, reason, 0.0, self.model.name, void=True)
+            yield StepRetrying(self.step, reason, 0.0, self.model.name, void=True)
 
     def _parameters(self) -> dict[str, Any]:
         if self.step == 1:
@@ -248,14 +248,14 @@ class _Run:
         finally:
             await _end(tasks, self.limits.stop_seconds)
 
-    def _told(self, event: StreamEvent) -> Event:
+    def _step_event(self, event: StreamEvent) -> Event:
         match event:
             case model_events.TextDelta(text):
-                return run_events.TextDelta(self.step, text)
+                return run_events.StepText(self.step, text)
             case model_events.ThinkingDelta(text):
-                return run_events.ThinkingDelta(self.step, text)
+                return run_events.StepThinking(self.step, text)
             case model_events.Retrying(reason, delay, model, void):
-                return Retrying(self.step, reason, delay, model, void)
+                return StepRetrying(self.step, reason, delay, model, void)
         raise AssertionError(f"{event} is no delta")
 
     def _answered(self, finished: Finished) -> Event:
@@ -411,14 +411,14 @@ class _Run:
         self.context += message_tokens(message) if self.context else 0
 
     def _inject(self) -> list[Event]:
-        told: list[Event] = []
+        injected_events: list[Event] = []
         for incoming in self.inbox():
             if incoming.id not in self.injected:
                 self.injected.add(incoming.id)
                 self._add(incoming.message)
-                told.append(Injected(self.step, incoming.id, incoming.message))
-                told.append(Appended(self.step, incoming.message, incoming=incoming.id))
-        return told
+                injected_events.append(Injected(self.step, incoming.id, incoming.message))
+                injected_events.append(Appended(self.step, incoming.message, incoming=incoming.id))
+        return injected_events
 
 
 class _Result(msgspec.Struct, frozen=True):
@@ -456,7 +456,7 @@ def _kind(error: ModelError) -> str:
             return "not_configured"
         case ContextOverflow():
             return "context_overflow"
-        case Refused():
+        case ModelRefused():
             return "refused"
         case BudgetSpent():
             return "denied"

@@ -12,7 +12,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from farhand.agent.skills import Skill, listed
+from farhand.agent.skills import PromptSkill, listed
 from farhand.protocol.names import COMMON_PREFIX, SEPARATOR
 from farhand.protocol.node_tools import NODE_TOOLS
 from farhand.protocol.untrusted import quoted
@@ -71,7 +71,7 @@ class PromptParts(msgspec.Struct, frozen=True):
     private: bool = True
     # Whether the agent works for a person that the owner has not named.
     guest: bool = False
-    skills: tuple[Skill, ...] = ()
+    skills: tuple[PromptSkill, ...] = ()
     machines: tuple[Machine, ...] = ()
     # Summary of what `tool_search` can find, from `tool_search.overview`.
     further_tools: str = ""
@@ -155,7 +155,7 @@ def _files(parts: PromptParts) -> str:
     return "\n\n".join(f"### {name}\n{text}" for name, text in fitted(texts).items())
 
 
-def _skills(skills: Sequence[Skill]) -> str:
+def _skills(skills: Sequence[PromptSkill]) -> str:
     if not skills:
         return ""
     return f"When one fits the task, read its file first and follow it.\n{listed(skills)}"

@@ -12,14 +12,14 @@ LONGEST_LIST: Final = 30 * 1024
 SHORTEST_DESCRIPTION: Final = 40
 
 
-class Skill(msgspec.Struct, frozen=True):
+class PromptSkill(msgspec.Struct, frozen=True):
     name: str
     description: str
     # Path from which the agent reads it.
     path: str
 
 
-def listed(skills: Iterable[Skill]) -> str:
+def listed(skills: Iterable[PromptSkill]) -> str:
     """Return a line per skill, sorted by name, within the budget: cut descriptions first, then drop skills."""
     chosen = sorted(skills, key=lambda skill: (skill.name, skill.path))
     left_out = max(0, len(chosen) - MOST_SKILLS)
@@ -37,7 +37,7 @@ def listed(skills: Iterable[Skill]) -> str:
     return "\n".join(lines)
 
 
-def _line(skill: Skill, longest: int) -> str:
+def _line(skill: PromptSkill, longest: int) -> str:
     description = " ".join(skill.description.split())
     if len(description) > longest:
         description = description[: max(0, longest - 1)] + "…"

@@ -229,7 +229,7 @@ def _searched(use: ToolUse, specs: Sequence[ToolSpec]) -> Outcome:
         names = ", ".join(spec.name for spec in among if not _offline(spec))
         return Outcome("\n".join([*notes, f"No tool fits {query!r}. There are: {names[:2_000]}"]))
     there = [spec for spec in found if not _offline(spec)]
-    lines = ["Found; call them by name:", *(f"{spec.name}: {_told(spec)}" for spec in there)] if there else []
+    lines = ["Found; call them by name:", *(f"{spec.name}: {_description(spec)}" for spec in there)] if there else []
     away = [f"- {spec.name} (offline, {_offline(spec)})" for spec in found if _offline(spec)]
     if away:
         lines += ["Offline now, cannot be called:", *away]
@@ -248,7 +248,7 @@ def _collapsed(specs: Sequence[ToolSpec]) -> list[ToolSpec]:
     return [spec for spec in specs if spec.name not in left_out]
 
 
-def _told(spec: ToolSpec) -> str:
+def _description(spec: ToolSpec) -> str:
     """Return the first line of a description."""
     return spec.description.partition("\n")[0]
 

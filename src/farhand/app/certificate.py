@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
-from farhand.config import ConfigError, GatewaySection
+from farhand.config import GatewaySection, SettingsError
 from farhand.gateway.nodes.addresses import is_loopback, lan_addresses
 from farhand.machine.files.private_files import replace_private
 
@@ -21,7 +21,7 @@ VALID_DAYS: Final = 3650
 
 
 def use_own_certificate(home: Path, section: GatewaySection) -> None:
-    """Let a gateway without a certificate that listens beyond this machine use its own. Raises ConfigError."""
+    """Let a gateway without a certificate that listens beyond this machine use its own. Raises SettingsError."""
     if section.tls_cert or section.tls_key or section.tls == "off" or is_loopback(section.host):
         return
     folder = home / FOLDER
@@ -31,7 +31,9 @@ def use_own_certificate(home: Path, section: GatewaySection) -> None:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             _make(certificate, key, [section.host, *section.hosts, *lan_addresses()])
     except OSError as error:
-        raise ConfigError(f"cannot make a certificate in {folder}: {error.strerror}; see [gateway] tls_cert") from None
+        raise SettingsError(
+            f"cannot make a certificate in {folder}: {error.strerror}; set [gateway] tls_cert"
+        ) from None
     section.tls_cert, section.tls_key = str(certificate), str(key)
 
 

@@ -19,7 +19,7 @@ from blake3 import blake3
 
 from farhand import __version__
 from farhand.api.routes.fleet import FleetRoutes
-from farhand.config import Config, ConfigError, StoreSection
+from farhand.config import Config, SettingsError, StoreSection
 from farhand.gateway.access.secrets import KEY_FILE as SECRETS_KEY
 from farhand.gateway.access.secrets import has_secrets_key
 from farhand.gateway.access.tokens import OWNER_FILE, owner_token
@@ -46,25 +46,25 @@ def check_fleet_settings(config: Config) -> None:
     store, bus = config.store, config.bus
     if not store.url:
         if bus.url:
-            raise ConfigError('[bus] url connects gateways that share a store: set [store] url = "postgresql://…" too')
+            raise SettingsError('[bus] url is for gateways that share a store: also set [store] url = "postgresql://…"')
         return
     if store.url.partition("://")[0] not in SCHEMES or "://" not in store.url:
-        raise ConfigError("[store] url must begin with postgresql://; without it, the store is a file in the home")
+        raise SettingsError("[store] url must begin with postgresql://; without it, the store is a file in the home")
     missing = [name for name in ("psycopg", "nats", "obstore") if importlib.util.find_spec(name) is None]
     if missing:
-        raise ConfigError(f"[store] url needs the extra `fleet` ({', '.join(missing)} not found): {EXTRA}")
+        raise SettingsError(f"[store] url needs the extra `fleet` ({', '.join(missing)} not found): {EXTRA}")
     if not bus.url:
-        raise ConfigError(
+        raise SettingsError(
             "[store] url needs [bus] url too, such as nats://127.0.0.1:4222: gateways reach each other there"
         )
     if not bus.url.startswith(("nats://", "tls://")):
-        raise ConfigError("[bus] url must begin with nats:// or tls://")
+        raise SettingsError("[bus] url must begin with nats:// or tls://")
     if not config.objects.url.startswith("s3://"):
-        raise ConfigError(
+        raise SettingsError(
             "[store] url needs [objects] url too, such as s3://bucket/farhand: gateways share files there"
         )
     if store.secret and len(store.secret) < LEAST_SECRET:
-        raise ConfigError(f"[store] secret has {len(store.secret)} characters; at least {LEAST_SECRET} are needed")
+        raise SettingsError(f"[store] secret has {len(store.secret)} characters; at least {LEAST_SECRET} are needed")
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from farhand.api.mcp.server import McpRoutes
-from farhand.api.mcp.sessions import Told
+from farhand.api.mcp.sessions import SessionNotice
 from farhand.api.node_socket.door import NodeServices
 from farhand.app.fleet import Member
 from farhand.gateway.access.tokens import Tokens
@@ -149,13 +149,13 @@ class FleetParts:
 
     # -- what clients say about MCP sessions to another gateway -----------------------------------------
 
-    def tell(self, told: Told) -> None:
-        self.member.bus.publish(SESSIONS, msgspec.msgpack.encode((self.member.id, told)))
+    def tell(self, notice: SessionNotice) -> None:
+        self.member.bus.publish(SESSIONS, msgspec.msgpack.encode((self.member.id, notice)))
 
     async def _heard(self, body: bytes) -> bytes:
-        teller, told = msgspec.msgpack.decode(body, type=tuple[str, Told])
+        teller, notice = msgspec.msgpack.decode(body, type=tuple[str, SessionNotice])
         if teller != self.member.id:
-            await self._mcp.heard(told)
+            await self._mcp.heard(notice)
         return b""
 
     # -- what other gateways recorded -------------------------------------------------------------------
@@ -227,8 +227,8 @@ class LazyFleet:
     def copy(self, record: RunRecord) -> Run:
         return self._fleet.runs.copy(record)
 
-    def tell(self, told: Told) -> None:
-        self._fleet.tell(told)
+    def tell(self, notice: SessionNotice) -> None:
+        self._fleet.tell(notice)
 
     async def catch_up(self) -> None:
         await self._fleet.catch_up()

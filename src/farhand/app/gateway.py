@@ -34,7 +34,7 @@ from farhand.api.server.tls_limits import TlsConnection
 from farhand.api.terminals.door import TERMINALS, TerminalDoor
 from farhand.app.oauth import oauth_routes, read_public_url
 from farhand.app.wiring import OpenedStore, Parts, build, open_home
-from farhand.config import Config, ConfigError
+from farhand.config import Config, SettingsError
 from farhand.gateway.access.credentials import OWNER
 from farhand.gateway.nodes.addresses import GatewayAddress, is_loopback, pins_of
 from farhand.gateway.sessions.old_chats import move_old_chats
@@ -54,7 +54,7 @@ COLLECT = (50_000, 20, 20)
 GATEWAY_FILE = "gateway.json"
 
 
-class Address(msgspec.Struct, frozen=True):
+class RunningGateway(msgspec.Struct, frozen=True):
     """Where a running gateway is found; written to the home while it serves."""
 
     url: str
@@ -77,13 +77,13 @@ class Gateway:
     ) -> None:
         """`workspace`: where the tools of this machine work. `on_secrets` gets what a log must hide, once it is known.
 
-        Raises ConfigError for settings that would expose the gateway.
+        Raises SettingsError for settings that would expose the gateway.
         """
         section = config.gateway
         if open and not is_loopback(section.host):
-            raise ConfigError(f"--open needs a loopback address: with {section.host} anybody could use the shell")
+            raise SettingsError(f"--open needs a loopback address: with {section.host} anybody could use the shell")
         if bool(section.tls_cert) != bool(section.tls_key):
-            raise ConfigError("TLS needs both tls_cert and tls_key")
+            raise SettingsError("TLS needs both tls_cert and tls_key")
         self._home = home
         self._config = config
         self._section = section
@@ -181,7 +181,7 @@ class Gateway:
         try:
             settings = GuardSettings.of([*own, *section.hosts], section.origins)
         except ValueError as error:
-            raise ConfigError(str(error)) from None
+            raise SettingsError(str(error)) from None
         console = self._config.console
         database, clock, note = parts.store.database, parts.store.node_registry.clock, parts.store.journal.note
         sessions = self._sessions = BrowserSessions(
@@ -236,7 +236,7 @@ class Gateway:
             server.config.load()
         except (OSError, ssl.SSLError) as error:
             files = f"the TLS certificate {section.tls_cert} or its key {section.tls_key}"
-            raise ConfigError(f"{files} cannot be used: {error}") from None
+            raise SettingsError(f"{files} cannot be used: {error}") from None
         _limit_handshakes(server.config, limits)
         # A signal may have come while nothing was awaited, and is seen only in the loop's next turn.
         await asyncio.sleep(0)
@@ -250,7 +250,7 @@ class Gateway:
         self.url = f"{scheme}://{shown}:{port}"
         beside = self._home / f"{GATEWAY_FILE}.new"
         certificate = str(Path(self._section.tls_cert).absolute()) if self._section.tls_cert else None
-        write_private(beside, msgspec.json.encode(Address(self.url, os.getpid(), certificate)))
+        write_private(beside, msgspec.json.encode(RunningGateway(self.url, os.getpid(), certificate)))
         beside.replace(self._home / GATEWAY_FILE)
         gc.collect()
         gc.freeze()  # what exists now stays; the collector need not look at it again

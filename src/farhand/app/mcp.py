@@ -10,7 +10,7 @@ from farhand.api.mcp.approval_forms import ApprovalForms
 from farhand.api.mcp.content import McpContent
 from farhand.api.mcp.server import McpRoutes
 from farhand.api.mcp.servers import McpServerRoutes
-from farhand.api.mcp.sessions import Told
+from farhand.api.mcp.sessions import SessionNotice
 from farhand.api.mcp.tasks import Tasks
 from farhand.app.sandbox import LiveConfinement
 from farhand.config import Config, LiveConfig
@@ -100,7 +100,7 @@ def open_door(
     skills: Skills,
     agents: Agents,
     ending: asyncio.Event,
-    tell: Callable[[Told], None],
+    tell: Callable[[SessionNotice], None],
 ) -> McpRoutes:
     """Return the routes that serve MCP clients."""
     forms = ApprovalForms(approvals, secrets)

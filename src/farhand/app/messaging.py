@@ -14,7 +14,7 @@ from farhand.gateway.control.approvals import Approvals
 from farhand.gateway.messaging.approvals import ChannelApprovals
 from farhand.gateway.messaging.channel import ChannelKind, PostedChannel
 from farhand.gateway.messaging.hooks import Hooks
-from farhand.gateway.messaging.inbound import Reception
+from farhand.gateway.messaging.inbound import InboundMessages
 from farhand.gateway.messaging.outbox import Messages
 from farhand.gateway.messaging.tools import MessageTools
 from farhand.gateway.sessions.sessions import Sessions
@@ -63,7 +63,7 @@ class Messaging:
         self._approvals = approvals
         self.outbox = Messages(database, workspace, clock=clock, alone=member is None, hide=secrets.redact_text)
         self._channel_approvals = ChannelApprovals(approvals, self.outbox, approvers)
-        self.reception = Reception(
+        self.inbound = InboundMessages(
             database,
             self.outbox,
             sessions,
@@ -80,7 +80,7 @@ class Messaging:
             database,
             sessions,
             self.outbox,
-            self.reception,
+            self.inbound,
             config.hooks,
             clock=clock,
             learn=secrets.add,
@@ -110,16 +110,16 @@ class Messaging:
         """Receive messages, answer earlier ones, and pass the posts of hooks to their sessions."""
         await self._approvals.notify_pending()
         own = None if self._member is None else self._member.owned
-        await self.reception.start(None if own is None else own("awaited_replies"))
+        await self.inbound.start(None if own is None else own("awaited_replies"))
         await self.hooks.start(None if own is None else own("hook_posts"))
 
     async def take_up(self) -> None:
         """Take up what belongs to this gateway since it took over the work of another one."""
         assert self._member is not None
-        await self.reception.resume(self._member.owned("awaited_replies"))
+        await self.inbound.resume(self._member.owned("awaited_replies"))
         await self.hooks.start(self._member.owned("hook_posts"))
 
     async def close(self) -> None:
         await self.hooks.close()
-        await self.reception.close()
+        await self.inbound.close()
         await self.outbox.close()

@@ -11,7 +11,7 @@ import msgspec
 from farhand.app.fleet import SCHEMES
 from farhand.app.plugins import Plugins
 from farhand.app.wiring import open_objects
-from farhand.config import Config, ConfigError
+from farhand.config import Config, SettingsError
 from farhand.gateway.access.tokens import owner_token
 from farhand.gateway.fleet.membership import DEAD_SECONDS
 from farhand.protocol.errors import FarhandError
@@ -50,7 +50,7 @@ async def move(home: Path, config: Config, to: str, bucket: str | None) -> Moved
         section = msgspec.structs.replace(config.objects, url=bucket or "")
         source, target = FolderObjects(home), open_objects(home, section, Plugins())
     else:
-        raise ConfigError(f"--to takes postgresql://… or {SQLITE}, not {to.partition('://')[0]!r}")
+        raise SettingsError(f"--to takes postgresql://… or {SQLITE}, not {to.partition('://')[0]!r}")
     copied = 0
     try:
         if bucket is not None or (to == SQLITE and config.objects.url):
@@ -65,7 +65,7 @@ def _postgres(name: str) -> Any:
     try:
         return importlib.import_module(f"farhand.store.postgres.{name}")
     except ImportError:
-        raise ConfigError("PostgreSQL needs the extra: pip install 'farhand[fleet]'") from None
+        raise SettingsError("PostgreSQL needs the extra: pip install 'farhand[fleet]'") from None
 
 
 def _into_database(home: Path, url: str) -> dict[str, int]:
@@ -95,7 +95,7 @@ def _into_home(home: Path, config: Config) -> dict[str, int]:
     moving, engine = _postgres("moving"), _postgres("store")
     path = home / STORE_FILE
     if not config.store.url:
-        raise ConfigError("[store] url names no database to copy from")
+        raise SettingsError("[store] url names no database to copy from")
     if path.exists():
         raise FarhandError(f"{path} exists; move it away first")
     source = engine.PostgresStore.open(config.store.url, load_key(home))

@@ -8,7 +8,7 @@ from farhand.api.oauth.consent import ConsentRoutes, consent_page_routes
 from farhand.api.oauth.endpoints import EndpointRoutes
 from farhand.api.server.public_url import PublicUrl
 from farhand.api.server.router import Route, routes_of
-from farhand.config import ConfigError
+from farhand.config import SettingsError
 from farhand.gateway.access.credentials import Credentials
 from farhand.gateway.access.oauth import OAuth
 from farhand.gateway.access.oauth_clients import ClientDocuments
@@ -30,8 +30,8 @@ def oauth_routes(oauth: OAuth, node_registry: NodeRegistry, public_url: PublicUr
 
 
 def read_public_url(setting: str) -> PublicUrl:
-    """Return the public address of the settings. Raises ConfigError."""
+    """Return the public address of the settings. Raises SettingsError."""
     try:
         return PublicUrl(setting)
     except ValueError as error:
-        raise ConfigError(str(error)) from None
+        raise SettingsError(str(error)) from None

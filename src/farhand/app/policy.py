@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from farhand.config import FILE, ConfigError, LiveConfig, parse
+from farhand.config import FILE, LiveConfig, SettingsError, parse
 from farhand.gateway.calls.policy import PolicySettings
 from farhand.gateway.control.policy_file import PolicyFile
 from farhand.gateway.journal import EventJournal
@@ -19,7 +19,7 @@ def policy_file(home: Path, live: LiveConfig, journal: EventJournal, *, alone: b
     def check(text: str) -> PolicySettings:
         try:
             return parse(text, home / FILE).policy
-        except ConfigError as error:
+        except SettingsError as error:
             raise ValueError(str(error)) from None
 
     def obstacle() -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from zoneinfo import ZoneInfo
 
-from farhand.config import Config, ConfigError
+from farhand.config import Config, SettingsError
 from farhand.gateway.access.credentials import Credentials
 from farhand.gateway.access.principal import Principal
 from farhand.gateway.calls.catalog import Catalog
@@ -21,9 +21,9 @@ from farhand.gateway.schedule.heartbeat import (
     settle_jobs,
 )
 from farhand.gateway.schedule.job_calls import JobCalls
-from farhand.gateway.schedule.job_runs import Courier, CronRuns
+from farhand.gateway.schedule.job_runs import CronRuns, ReplyDelivery
 from farhand.gateway.schedule.job_turns import AgentTurns, maker_of
-from farhand.gateway.schedule.jobs import CronBook
+from farhand.gateway.schedule.jobs import CronJobs
 from farhand.gateway.schedule.scheduler import Scheduler, ScheduleSettings
 from farhand.gateway.schedule.time_parsing import zone_named
 from farhand.gateway.sessions import keys as session_keys
@@ -33,21 +33,21 @@ from farhand.protocol.errors import NotFound, ToolError
 from farhand.protocol.redaction import KnownSecrets
 from farhand.store.objects.base import Objects
 from farhand.store.ports import Store
-from farhand.store.tables.cron import Job
+from farhand.store.tables.cron import CronJob
 
 # How long nodes may take to reconnect before the first slot is taken.
 SETTLE_SECONDS = 1.5
 
 
 def schedule_settings(config: Config, environ: Mapping[str, str]) -> tuple[ScheduleSettings, HeartbeatSettings]:
-    """Raises ConfigError naming the key at fault."""
+    """Raises SettingsError naming the key at fault."""
     section, beat = config.schedule, config.heartbeat
     zone = _zone("[schedule] timezone", section.timezone, machine_zone(environ))
     for name, value in (("max_jobs", section.max_jobs), ("keep_runs", section.keep_runs)):
         if value < 1:
-            raise ConfigError(f"[schedule] {name} must be at least 1, not {value}")
+            raise SettingsError(f"[schedule] {name} must be at least 1, not {value}")
     if section.max_concurrent < 1 or section.timeout_seconds <= 0:
-        raise ConfigError("[schedule] max_concurrent and timeout_seconds must be above 0")
+        raise SettingsError("[schedule] max_concurrent and timeout_seconds must be above 0")
     try:
         heartbeat = HeartbeatSettings(
             every_ms=read_interval(beat.every),
@@ -59,9 +59,9 @@ def schedule_settings(config: Config, environ: Mapping[str, str]) -> tuple[Sched
             target=beat.target or "last",
         )
     except (ToolError, ValueError) as error:
-        raise ConfigError(f"[heartbeat] {error}") from None
+        raise SettingsError(f"[heartbeat] {error}") from None
     if 0 < heartbeat.every_ms < 1000:
-        raise ConfigError(f"[heartbeat] every must be at least one second, not {beat.every!r}")
+        raise SettingsError(f"[heartbeat] every must be at least one second, not {beat.every!r}")
     schedule = ScheduleSettings(
         zone=zone,
         enabled=section.enabled,
@@ -86,9 +86,9 @@ async def open_schedule(
     catalog: Catalog,
     *,
     held: Callable[[], bool],
-    courier: Courier | None = None,
+    delivery: ReplyDelivery | None = None,
     alone: bool = True,
-) -> tuple[Scheduler, CronBook]:
+) -> tuple[Scheduler, CronJobs]:
     """Return a scheduler that has yet to be entered, and its jobs. `current` returns the settings in force, `held`
     whether nothing may start. `alone`: no other gateway uses this store."""
     settled: HeartbeatSettings | None = None
@@ -107,17 +107,17 @@ async def open_schedule(
             return None
         return data.decode("utf-8", "replace")
 
-    def reachable(job: Job) -> bool:
+    def reachable(job: CronJob) -> bool:
         pin = Pin.of(job.node, job.tag)
         return pin is None or any(node.online and pin.fits(node) for node in node_registry.nodes.values())
 
-    def paused(job: Job) -> str | None:
+    def paused(job: CronJob) -> str | None:
         return credentials.ended(Principal(maker_of(job)).ids)
 
     turns = AgentTurns(sessions, secrets.redact_text, credentials.reduced)
-    beats = Heartbeats(lambda: current()[1], read_file, turns, courier)
+    beats = Heartbeats(lambda: current()[1], read_file, turns, delivery)
     calls = JobCalls(gate, catalog, node_registry, secrets, credentials.reduced)
-    runs = CronRuns(lambda: current()[0].zone, turns, beats.perform, calls.perform, courier)
+    runs = CronRuns(lambda: current()[0].zone, turns, beats.perform, calls.perform, delivery)
     scheduler = Scheduler(
         database,
         current()[0],
@@ -132,11 +132,11 @@ async def open_schedule(
         resume=True,
         settle_seconds=SETTLE_SECONDS,
     )
-    return scheduler, CronBook(database, scheduler, paused)
+    return scheduler, CronJobs(database, scheduler, paused)
 
 
 def _zone(setting: str, name: str, default: ZoneInfo) -> ZoneInfo:
     try:
         return zone_named(name) if name else default
     except ToolError as error:
-        raise ConfigError(f"{setting}: {error}") from None
+        raise SettingsError(f"{setting}: {error}") from None

@@ -22,7 +22,7 @@ import msgspec
 from farhand import __version__
 from farhand.agent.compaction import Compactor
 from farhand.agent.loop import Limits
-from farhand.agent.skills import Skill
+from farhand.agent.skills import PromptSkill
 from farhand.api.node_socket.door import NodeServices
 from farhand.api.routes.agent_process import AgentProcessRoutes
 from farhand.api.routes.approvals import ApprovalRoutes
@@ -61,7 +61,7 @@ from farhand.app.receipts import open_receipts
 from farhand.app.sandbox import LiveConfinement, open_trials
 from farhand.app.schedule import open_schedule, schedule_settings
 from farhand.app.setting_secrets import provider_secrets
-from farhand.config import LIVE_SECTIONS, Config, ConfigError, LiveConfig, ObjectsSection
+from farhand.config import LIVE_SECTIONS, Config, LiveConfig, ObjectsSection, SettingsError
 from farhand.gateway.access.credentials import Credentials, NodeTokens
 from farhand.gateway.access.daily_budget import keyed_call_budget, message_budget
 from farhand.gateway.access.freeze_hold import FreezeHold
@@ -94,7 +94,7 @@ from farhand.gateway.nodes.logs_tool import NodeLogs
 from farhand.gateway.nodes.machines_tool import NodeList
 from farhand.gateway.nodes.metrics import MetricsHistory
 from farhand.gateway.nodes.output import RemoteCommands
-from farhand.gateway.nodes.pairing import Pairing
+from farhand.gateway.nodes.pairing import PairingCodes
 from farhand.gateway.nodes.queries import Queries
 from farhand.gateway.nodes.registry import NodeRegistry
 from farhand.gateway.nodes.returning import ReturningNodes, connected_at_the_end
@@ -306,7 +306,7 @@ async def build(
 ) -> Parts:
     """Build everything on an open store. What the parts hold open is closed with the stack.
 
-    `ending` is set when the gateway stops; `address` is where it listens. Raises ConfigError, FarhandError.
+    `ending` is set when the gateway stops; `address` is where it listens. Raises SettingsError, FarhandError.
     """
     database, node_registry, journal, member = store.database, store.node_registry, store.journal, store.member
     first_number = 1 if member is None else member.first_number
@@ -330,8 +330,8 @@ async def build(
         tokens_beside_keys=config.gateway.tokens_beside_keys,
         lent={
             "hook": lambda name: messaging.hooks.scopes_of(name),
-            "channel": lambda name: messaging.reception.scopes_of_channel(name),
-            "peer": lambda name: messaging.reception.scopes_of_peer(name),
+            "channel": lambda name: messaging.inbound.scopes_of_channel(name),
+            "peer": lambda name: messaging.inbound.scopes_of_peer(name),
         },
     )
     tokens = Tokens(
@@ -510,7 +510,7 @@ async def build(
         gate,
         catalog,
         held=lambda: frozen() is not None,
-        courier=messaging.outbox,
+        delivery=messaging.outbox,
         alone=member is None,
     )
     mcp_servers, mcp_server_routes = open_mcp(
@@ -608,7 +608,7 @@ async def build(
             store.gateway_id,
             address,
             Installers(home),
-            Pairing(database, clock),
+            PairingCodes(database, clock),
         ),
         FreezeRoutes(freeze),
         ApprovalRoutes(approvals),
@@ -627,7 +627,7 @@ async def build(
         SessionRoutes(sessions, turns, ending),
         *openai_routes(database, sessions, agents, ending),
         AgentProcessRoutes(direct, ending, {*plugins.loaders(CHANNELS), *config.channels}),
-        ChannelRoutes(messaging.outbox, messaging.reception, messaging.hooks),
+        ChannelRoutes(messaging.outbox, messaging.inbound, messaging.hooks),
         CronRoutes(gate, jobs),
         fleet_routes(config, store.gateway_id, member, database, node_registry),
         mcp_server_routes,
@@ -670,7 +670,7 @@ async def build(
                 "policy.always_removed": partial(standing.refresh, database),
                 "hook.saved": messaging.hooks.refresh,
                 "hook.removed": messaging.hooks.refresh,
-                "channel.": messaging.reception.refresh,
+                "channel.": messaging.inbound.refresh,
                 "mcp.": mcp_servers.refresh,
                 "secret.": handles.refresh,
                 "budget.": budgets.refresh,
@@ -757,9 +757,9 @@ def build_prompts(
         whole = found if stored is None else {**found, **await stored.of(agent)}
         return {name: secrets.redact_text(text) for name, text in whole.items()}
 
-    async def skills(agent: str) -> tuple[Skill, ...]:
+    async def skills(agent: str) -> tuple[PromptSkill, ...]:
         eligible = [skill for skill in await known.eligible(agent) if skill.model_invocable]
-        return tuple(Skill(skill.name, skill.description, skill.file) for skill in eligible)
+        return tuple(PromptSkill(skill.name, skill.description, skill.file) for skill in eligible)
 
     return Prompts(agents, node_registry, workspace=workspace_folder, files=files, skills=skills)
 
@@ -786,30 +786,30 @@ def open_models(
 def open_memory(
     home: Path, workspace: Path, config: Config, objects: Objects, models: Models, secrets: KnownSecrets
 ) -> Memory:
-    """Return the agents' memory. Raises ConfigError for an invalid setting."""
+    """Return the agents' memory. Raises SettingsError for an invalid setting."""
     settings = config.memory
     if settings.min_score is not None and not 0 <= settings.min_score <= 1:
-        raise ConfigError(f"memory.min_score must be between 0 and 1, not {settings.min_score:g}")
+        raise SettingsError(f"memory.min_score must be between 0 and 1, not {settings.min_score:g}")
     embedder = make_embedder(settings, Provider(*models.server()))
     sources = memory_sources(home, workspace, objects)
     return Memory(home / MEMORY_FILE, sources, embedder, min_score=settings.min_score, secrets=secrets)
 
 
 def open_objects(home: Path, section: ObjectsSection, plugins: Plugins, undo_log: UndoLog | None = None) -> Objects:
-    """Return the object store that the settings name. Raises ConfigError when it is not available."""
+    """Return the object store that the settings name. Raises SettingsError when it is not available."""
     if not section.url:
         return FolderObjects(home, undo_log)
     scheme = section.url.partition("://")[0]
     loaders = plugins.loaders(OBJECTS)
     if scheme not in loaders:
         known = ", ".join(f"{name}://…" for name in loaders)
-        raise ConfigError(f"[objects] url: {section.url!r} names no known object store; known: {known}")
+        raise SettingsError(f"[objects] url: {section.url!r} names no known object store; known: {known}")
     if scheme == "s3" and importlib.util.find_spec("obstore") is None:
-        raise ConfigError("[objects] url needs the extra: pip install 'farhand[s3]'")
+        raise SettingsError("[objects] url needs the extra: pip install 'farhand[s3]'")
     try:
         objects: Objects = loaders[scheme]()(**msgspec.structs.asdict(section))
     except (PluginError, ValueError) as error:
-        raise ConfigError(f"[objects] {error}") from None
+        raise SettingsError(f"[objects] {error}") from None
     return objects
 
 

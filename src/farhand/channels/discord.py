@@ -23,9 +23,9 @@ from farhand.gateway.messaging.channel import (
     ChannelSettings,
     Incoming,
     Outgoing,
-    Refused,
     Take,
     TryLater,
+    Undeliverable,
     Unsure,
 )
 from farhand.store.tables.outbox import Place
@@ -231,7 +231,7 @@ class DiscordChannel:
 
 def _number(text: str) -> int:
     if not text.isdecimal():
-        raise Refused(f"{text!r} is not an id of Discord: a number")
+        raise Undeliverable(f"{text!r} is not an id of Discord: a number")
     return int(text)
 
 

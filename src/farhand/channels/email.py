@@ -31,9 +31,9 @@ from farhand.gateway.messaging.channel import (
     ChannelSettings,
     Incoming,
     Outgoing,
-    Refused,
     Take,
     TryLater,
+    Undeliverable,
     Unsure,
 )
 from farhand.protocol.errors import ToolError
@@ -127,7 +127,7 @@ class EmailChannel:
     def _mail(self, message: Outgoing) -> email.message.EmailMessage:
         recipient = message.place.peer
         if not re.fullmatch(r"[^\s<>,;:@]+@[^\s<>,;:@]+", recipient):
-            raise Refused(f"{recipient!r} is not an e-mail address")
+            raise Undeliverable(f"{recipient!r} is not an e-mail address")
         mail = email.message.EmailMessage(policy=email.policy.SMTP)
         mail["From"] = self.settings.address
         mail["To"] = recipient
@@ -237,8 +237,8 @@ class _Mailbox:
             await asyncio.sleep(self._settings.poll_seconds)
 
     def _listen(self) -> None:
-        _, told = self._box.client.response("EXISTS")
-        if told != [None]:
+        _, exists = self._box.client.response("EXISTS")
+        if exists != [None]:
             return  # the notice came with the server's last response and will not be repeated
         with self._box.idle as idle:
             if not self._said_more():
@@ -388,7 +388,7 @@ def _accepted(answer: tuple[int, bytes], what: str) -> None:
     if 200 <= code < 400:
         return
     text = f"the mail server does not take the {what}: {code} {said.decode('utf-8', 'replace')[:300]}"
-    raise Refused(text) if code >= 500 else TryLater(text)
+    raise Undeliverable(text) if code >= 500 else TryLater(text)
 
 
 def _quit(server: smtplib.SMTP) -> None:

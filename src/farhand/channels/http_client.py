@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from farhand.gateway.messaging.channel import DeliveryError, Refused, TryLater, Unsure
+from farhand.gateway.messaging.channel import DeliveryError, TryLater, Undeliverable, Unsure
 
 SECONDS: Final = 30.0
 LONGEST_ERROR: Final = 300
@@ -64,7 +64,7 @@ class Service:
         except httpx.HTTPError as error:
             raise Unsure(self._worded(f"the connection broke: {type(error).__name__} {error}")) from None
         except (httpx.InvalidURL, ValueError) as error:
-            raise Refused(self._worded(f"the address cannot be used: {error}")) from None
+            raise Undeliverable(self._worded(f"the address cannot be used: {error}")) from None
         return self._read(response)
 
     def _read(self, response: Any) -> Any:
@@ -86,11 +86,13 @@ class Service:
             ) as response:
                 if response.status_code != 200:
                     gone = 400 <= response.status_code < 500 and response.status_code != 429
-                    raise (Refused if gone else TryLater)(f"the file could not be fetched: {response.status_code}")
+                    raise (Undeliverable if gone else TryLater)(
+                        f"the file could not be fetched: {response.status_code}"
+                    )
                 async for part in response.aiter_bytes():
                     size += len(part)
                     if size > largest:
-                        raise Refused(f"the file has more than {largest} bytes")
+                        raise Undeliverable(f"the file has more than {largest} bytes")
                     parts.append(part)
         except self._httpx.HTTPError as error:
             raise TryLater(self._worded(f"the file could not be fetched: {error}")) from None
@@ -133,7 +135,7 @@ def read_failure(status: int, said: str, after: float | None = None) -> Delivery
         return TryLater(said, after)
     if status >= 500 or status in (401, 408, 409, 423, 425):  # 401: the owner can correct the token
         return TryLater(said)
-    return Refused(said)
+    return Undeliverable(said)
 
 
 def _json(body: bytes) -> Any:
@@ -145,13 +147,15 @@ def _json(body: bytes) -> Any:
 
 def _wait_asked(headers: Mapping[str, str], body: Any) -> float | None:
     """Return how long the service asked us to wait, from a header or from the body (Telegram, Discord)."""
-    told: Any = headers.get("retry-after")
+    seconds: Any = headers.get("retry-after")
     if isinstance(body, dict):
         parameters = body.get("parameters")
-        told = (
-            (parameters.get("retry_after") if isinstance(parameters, dict) else None) or body.get("retry_after") or told
+        seconds = (
+            (parameters.get("retry_after") if isinstance(parameters, dict) else None)
+            or body.get("retry_after")
+            or seconds
         )
     try:
-        return min(max(float(told), 0.0), 3600.0)
+        return min(max(float(seconds), 0.0), 3600.0)
     except (TypeError, ValueError):
         return None

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from farhand.gateway.messaging.channel import Attachment, DeliveryError, Refused
+from farhand.gateway.messaging.channel import Attachment, DeliveryError, Undeliverable
 from farhand.protocol.errors import ToolError
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ async def fetch_file(attempt: Callable[[], Awaitable[Attachment]], service: str)
         try:
             return await attempt()
         except DeliveryError as error:
-            if isinstance(error, Refused) or pause is None:
+            if isinstance(error, Undeliverable) or pause is None:
                 log.warning("skipped a %s attachment: %s", service, error)
                 break
             await asyncio.sleep(pause)

@@ -21,9 +21,9 @@ from farhand.gateway.messaging.channel import (
     DeliveryError,
     Incoming,
     Outgoing,
-    Refused,
     Take,
     TryLater,
+    Undeliverable,
 )
 from farhand.store.tables.outbox import Place
 
@@ -118,13 +118,13 @@ class SignalChannel:
 
     async def _file(self, file: dict[str, Any], where: dict[str, str]) -> Attachment:
         if (file.get("size") or 0) > LARGEST_FILE:
-            raise Refused(f"the file has {file['size']} bytes, the limit is {LARGEST_FILE}")
+            raise Undeliverable(f"the file has {file['size']} bytes, the limit is {LARGEST_FILE}")
         answer = await self._call("getAttachment", {"id": file["id"], **where})
         content = answer.get("data") if isinstance(answer, dict) else answer
         try:
             data = base64.b64decode(content or "", validate=True)
         except binascii.Error as error:
-            raise Refused(f"the file is not base64: {error}") from None
+            raise Undeliverable(f"the file is not base64: {error}") from None
         return Attachment(file.get("filename") or file["id"], file.get("contentType") or "", data)
 
     # -- out --------------------------------------------------------------------------------------------
@@ -156,10 +156,10 @@ class SignalChannel:
         }
         answer = await self._service.call("POST", "/api/v1/rpc", json=asked, seconds=60.0)
         if not isinstance(answer, dict):
-            raise Refused(f"signal-cli answered {method} with something that is not JSON-RPC")
+            raise Undeliverable(f"signal-cli answered {method} with something that is not JSON-RPC")
         if error := answer.get("error"):
             text = f"signal-cli: {str(error.get('message'))[:300]}"
-            raise Refused(text) if error.get("code") in _REFUSED else TryLater(text)
+            raise Undeliverable(text) if error.get("code") in _REFUSED else TryLater(text)
         return answer.get("result")
 
     async def close(self) -> None:

@@ -19,9 +19,9 @@ from farhand.gateway.messaging.channel import (
     DeliveryError,
     Incoming,
     Outgoing,
-    Refused,
     Take,
     TryLater,
+    Undeliverable,
     Unsure,
 )
 from farhand.gateway.sessions.keys import PeerKind
@@ -143,7 +143,7 @@ class TelegramChannel:
             try:
                 place = await self._asked(file.get_file())
                 data = bytes(await self._asked(place.download_as_bytearray(), gone=True))
-            except Refused as error:
+            except Undeliverable as error:
                 log.warning("skipped a Telegram attachment: %s", error)
                 continue
             name = getattr(file, "file_name", None) or (kind if "." in kind else place.file_path.rpartition("/")[2])
@@ -191,7 +191,7 @@ class TelegramChannel:
             return await request
         except self._telegram.error.TelegramError as error:
             if gone and isinstance(error, self._telegram.error.InvalidToken):
-                raise Refused("it is gone") from None
+                raise Undeliverable("it is gone") from None
             raise self._worded(error) from None
 
     def _worded(self, error: Any) -> DeliveryError:
@@ -205,7 +205,7 @@ class TelegramChannel:
             after = error.retry_after
             return TryLater(text, float(after if isinstance(after, int | float) else after.total_seconds()))
         if isinstance(error, errors.BadRequest | errors.Forbidden | errors.ChatMigrated):
-            return Refused(text)
+            return Undeliverable(text)
         cause = type(error.__cause__).__name__
         if cause in ("ConnectError", "ConnectTimeout", "PoolTimeout"):
             return TryLater(f"the service cannot be reached: {text}")
@@ -225,7 +225,7 @@ def _number(text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise Refused(f"{text!r} is not an id of Telegram: a number, or @name for a channel") from None
+        raise Undeliverable(f"{text!r} is not an id of Telegram: a number, or @name for a channel") from None
 
 
 CHANNEL = ChannelKind(TelegramSettings, TelegramChannel)

@@ -20,9 +20,9 @@ from farhand.gateway.messaging.channel import (
     ChannelSettings,
     Incoming,
     Outgoing,
-    Refused,
     Take,
     TryLater,
+    Undeliverable,
 )
 from farhand.gateway.messaging.hooks import SIGNATURE, Door, check_signature, signature
 from farhand.gateway.sessions.keys import PeerKind
@@ -109,7 +109,7 @@ class WebhookChannel:
 
     async def send(self, message: Outgoing) -> str | None:
         if not self.settings.url:
-            raise Refused(f"[channels] {self.settings.account}: there is no url to post to")
+            raise Undeliverable(f"[channels] {self.settings.account}: there is no url to post to")
         place = message.place
         body = msgspec.json.encode(
             {
@@ -138,7 +138,7 @@ class WebhookChannel:
         }
         try:
             answer: Any = await self._service.call("POST", self.settings.url, content=body, headers=headers)
-        except Refused as error:  # the receiver may be corrected, so retry until the message expires
+        except Undeliverable as error:  # the receiver may be corrected, so retry until the message expires
             raise TryLater(str(error)) from None
         remote = answer.get("id") if isinstance(answer, dict) else None
         return remote if isinstance(remote, str) else None

@@ -24,9 +24,9 @@ from farhand.gateway.messaging.channel import (
     DeliveryError,
     Incoming,
     Outgoing,
-    Refused,
     Take,
     TryLater,
+    Undeliverable,
     Unsure,
 )
 from farhand.gateway.messaging.hooks import Door, Unsigned
@@ -117,7 +117,7 @@ class WhatsAppChannel:
         if kind in MEDIA:
             try:
                 files = (await self._file(message[kind], kind),)
-            except Refused as error:
+            except Undeliverable as error:
                 text = f"{text}\n[a file could not be fetched: {error}]".strip()
             except DeliveryError as error:
                 raise Failed(f"a file could not be fetched: {error}") from None
@@ -136,7 +136,7 @@ class WhatsAppChannel:
         try:
             place = await self._asked(client.get_media_url(file["id"]))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise Refused(f"Meta's answer is not understood: {error!r}") from None
+            raise Undeliverable(f"Meta's answer is not understood: {error!r}") from None
         mime = str(file.get("mime_type") or place.mime_type or "application/octet-stream").partition(";")[0]
         data = await self._asked(client.get_media_bytes(place.url))
         return Attachment(file.get("filename") or f"{kind}.{mime.rpartition('/')[2]}", mime, data)

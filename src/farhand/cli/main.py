@@ -85,7 +85,7 @@ SERVERS: Final = frozenset({"up", "gateway", "node"})
 EXIT_STATUS: Final = {"usage": 2, "interrupted": 130}
 
 
-class Stopped(BaseException):
+class StopSignal(BaseException):
     """SIGTERM or SIGINT arrived before the command had an event loop to handle it."""
 
     requested = False
@@ -93,8 +93,8 @@ class Stopped(BaseException):
 
 def _stop(_number: int, _frame: object) -> NoReturn:
     # Python ignores exceptions in some places, such as the weakref callbacks of imports; the flag is checked later.
-    Stopped.requested = True
-    raise Stopped
+    StopSignal.requested = True
+    raise StopSignal
 
 
 class Commands(click.Group):
@@ -122,8 +122,8 @@ class Commands(click.Group):
         finally:
             gc.freeze()
             gc.enable()
-        if Stopped.requested:
-            raise Stopped
+        if StopSignal.requested:
+            raise StopSignal
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
@@ -159,7 +159,7 @@ def main(args: list[str] | None = None) -> None:
         try:
             status = _run(arguments)
             sys.stdout.flush()
-        except Stopped:
+        except StopSignal:
             status = 0
             if as_json:
                 print(json.dumps({"ready": False}), flush=True)

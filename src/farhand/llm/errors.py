@@ -27,11 +27,11 @@ class NotConfigured(ModelError):
     """The model does not exist; the text is one sentence that says what to set."""
 
 
-class Refused(ModelError):
+class ModelRefused(ModelError):
     """The provider rejected the request, and would again."""
 
 
-class ContextOverflow(Refused):
+class ContextOverflow(ModelRefused):
     """The conversation does not fit into the context; compaction helps."""
 
 

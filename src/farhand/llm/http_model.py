@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from farhand.llm.errors import ModelError, Refused, Unavailable
+from farhand.llm.errors import ModelError, ModelRefused, Unavailable
 from farhand.llm.messages import Finished, StreamEvent, Usage
 from farhand.llm.model import ModelRequest
 from farhand.llm.openai_stream import error_of
@@ -254,7 +254,7 @@ class HttpModel:
     def _broken(self, error: Exception) -> ModelError:
         kind = type(error).__name__
         if kind in ("InvalidURL", "UnsupportedProtocol", "LocalProtocolError"):
-            return Refused(f"{self._name} cannot be asked at {self._url!r}: {error}")
+            return ModelRefused(f"{self._name} cannot be asked at {self._url!r}: {error}")
         if kind in ("ConnectError", "ConnectTimeout"):
             return Unavailable(f"{self._name} cannot be reached at {self._url}: {error or kind}", unreachable=True)
         return Unavailable(f"the connection to {self._name} broke: {error or kind}")

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from farhand.llm.errors import ContextOverflow, ModelError, Refused, Unavailable
+from farhand.llm.errors import ContextOverflow, ModelError, ModelRefused, Unavailable
 from farhand.llm.messages import Finished, FinishReason, Message, StreamEvent, TextDelta, ThinkingDelta, ToolUse, Usage
 from farhand.llm.tool_names import ToolNames
 
@@ -184,8 +184,8 @@ def error_of(error: Any, status: int | None, *, who: str = "the model", retry_af
     if status is None or status in (408, 409, 425, 429) or status >= 500:
         return Unavailable(shown, status=status, retry_after=retry_after)
     if status in (401, 403):
-        return Refused(f"{shown} (check the provider's API key)", status=status)
-    return Refused(shown, status=status)
+        return ModelRefused(f"{shown} (check the provider's API key)", status=status)
+    return ModelRefused(shown, status=status)
 
 
 def _described(error: Any) -> tuple[str, Any]:

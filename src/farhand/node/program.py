@@ -39,7 +39,7 @@ from farhand.node.log import logging_to_file
 from farhand.node.mcp_servers import ServerHost
 from farhand.node.queries import NodeQueries
 from farhand.node.tools import node_tools
-from farhand.node.transfers.manager import Transfers
+from farhand.node.transfers.manager import NodeTransfers
 from farhand.protocol.errors import Failed, FarhandError
 from farhand.protocol.messages import NodeInfo
 from farhand.protocol.names import validate_node_id
@@ -173,7 +173,7 @@ async def _serve(
             )
             limits = confined.limits
             tools = node_tools(NodeFileTools(files), shell, limits, UndoTool(files, undo_log), TrialTool(trials))
-            transfers = Transfers(files, folder / "transfers", freeze_state, limits)
+            transfers = NodeTransfers(files, folder / "transfers", freeze_state, limits)
             sealing = load_sealing_key(folder / "sealing.key")
             mcp_servers = ServerHost(
                 workspace, environment, limits, lambda: freeze_state.order, confined.confinement, sealing

@@ -14,7 +14,7 @@ import pytest
 import trustme
 
 from farhand.api.server.router import Route, Router
-from farhand.gateway.nodes.pairing import MOST_GUESSES, Pairing
+from farhand.gateway.nodes.pairing import MOST_GUESSES, PairingCodes
 from farhand.protocol.errors import FarhandError
 from farhand.store.sqlite.store import SqliteStore
 from tests.integration.cli.conftest import Command
@@ -177,7 +177,7 @@ def test_codes_end_by_time_and_by_wrong_guesses(tmp_path: Path) -> None:
     async def run() -> None:
         store = SqliteStore.open(tmp_path / "x.db")
         now = [0]
-        pairing = Pairing(store, lambda: now[0])
+        pairing = PairingCodes(store, lambda: now[0])
         code = await pairing.make(None, "", "owner", 60)
         now[0] = 59_900
         assert await pairing.find(code) is not None

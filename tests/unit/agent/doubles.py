@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from farhand.agent.events import Appended, Completed, Event, Failed, Stopped
+from farhand.agent.events import Appended, Completed, Event, RunFailed, Stopped
 from farhand.agent.tool_outcome import Outcome
 from farhand.agent.tools import ToolList
 from farhand.llm.errors import ModelError
@@ -85,8 +85,8 @@ def transcript(events: Sequence[Event]) -> list[Message]:
 
 def end(events: Sequence[Event]) -> Event:
     """The last event; there is exactly one of its sort."""
-    assert sum(isinstance(event, Completed | Stopped | Failed) for event in events) == 1
-    assert isinstance(events[-1], Completed | Stopped | Failed)
+    assert sum(isinstance(event, Completed | Stopped | RunFailed) for event in events) == 1
+    assert isinstance(events[-1], Completed | Stopped | RunFailed)
     return events[-1]
 
 

@@ -16,21 +16,21 @@ from farhand.agent.events import (
     Compacted,
     Completed,
     Event,
-    Failed,
     Injected,
-    Retrying,
+    RunFailed,
+    StepRetrying,
     StepStarted,
+    StepText,
+    StepThinking,
     Stopped,
-    TextDelta,
-    ThinkingDelta,
     ToolCalled,
     ToolEnded,
 )
-from farhand.agent.loop import Incoming, Limits, run
+from farhand.agent.loop import JoiningMessage, Limits, run
 from farhand.agent.tool_outcome import Outcome
 from farhand.agent.tools import Tools
 from farhand.llm import messages as model_events
-from farhand.llm.errors import ContextOverflow, NotConfigured, Refused, Unavailable
+from farhand.llm.errors import ContextOverflow, ModelRefused, NotConfigured, Unavailable
 from farhand.llm.messages import Finished, Image, Message, Text, ToolUse, Usage
 from farhand.protocol.errors import Cancelled, NotAllowed
 from tests.unit.agent.doubles import ScriptedModel, assert_valid, end, says, tools, transcript, uses
@@ -64,7 +64,7 @@ def test_a_plain_answer() -> None:
     message = Message("assistant", "hi there")
     assert events == [
         StepStarted(1, "test/scripted"),
-        TextDelta(1, "hi there"),
+        StepText(1, "hi there"),
         Appended(1, message, Usage(10, 5, 0, 0.5), "stop", "test/scripted"),
         Completed("hi there", Usage(10, 5, 0, 0.5), 1),
     ]
@@ -75,7 +75,7 @@ def test_a_tool_round() -> None:
     events = go(model, tools(read="x"))
     use = ToolUse("c1", "read", '{"path":"a"}')
     assert [type(event) for event in events] == [
-        StepStarted, TextDelta, Appended, ToolCalled, ToolEnded, Appended, StepStarted, TextDelta, Appended, Completed,
+        StepStarted, StepText, Appended, ToolCalled, ToolEnded, Appended, StepStarted, StepText, Appended, Completed,
     ]  # fmt: skip
     assert events[3] == ToolCalled(1, use)
     assert transcript(events)[1] == Message("tool", "x", tool_call_id="c1", name="read")
@@ -189,7 +189,7 @@ def test_the_limit_on_rounds_ends_with_a_clear_message() -> None:
 
 
 def test_messages_that_arrive_are_injected_between_rounds_once() -> None:
-    late = Incoming("m1", Message("user", "and another thing"))
+    late = JoiningMessage("m1", Message("user", "and another thing"))
     model = ScriptedModel(uses(("1", "read", {})), uses(("2", "read", {})), says("ok"))
     events = go(model, tools(read="x"), inbox=lambda: [late])
     assert [event for event in events if isinstance(event, Injected)] == [Injected(1, "m1", late.message)]
@@ -218,7 +218,7 @@ def test_stop_while_the_model_speaks_keeps_what_it_said() -> None:
     never = asyncio.Event()
     events, seconds = stopping(
         [model_events.ThinkingDelta("hm"), model_events.TextDelta("Once upon"), never],
-        when=lambda event: isinstance(event, TextDelta),
+        when=lambda event: isinstance(event, StepText),
     )
     (message,) = transcript(events)
     assert message == Message("assistant", "Once upon", thinking="hm")
@@ -344,13 +344,13 @@ def test_a_result_too_long_for_the_context_is_cut_and_says_so() -> None:
     ("error", "kind"),
     [
         (NotConfigured("set FARHAND_MODEL"), "not_configured"),
-        (Refused("wrong key", status=401), "refused"),
+        (ModelRefused("wrong key", status=401), "refused"),
         (Unavailable("busy"), "unavailable"),
         (ContextOverflow("too long"), "context_overflow"),
     ],
 )
 def test_failures_of_the_model_end_the_run(error: Any, kind: str) -> None:
-    assert go(ScriptedModel(error))[-1] == Failed(kind, error.message, Usage(), 1)
+    assert go(ScriptedModel(error))[-1] == RunFailed(kind, error.message, Usage(), 1)
 
 
 def test_retries_are_told_and_void_what_was_said() -> None:
@@ -362,15 +362,15 @@ def test_retries_are_told_and_void_what_was_said() -> None:
             model_events.TextDelta("again"),
             never,
         ],
-        when=lambda event: isinstance(event, TextDelta) and event.text == "again",
+        when=lambda event: isinstance(event, StepText) and event.text == "again",
     )
-    assert Retrying(1, "cut", 0.5, "test/scripted", void=True) in events
+    assert StepRetrying(1, "cut", 0.5, "test/scripted", void=True) in events
     assert transcript(events) == [Message("assistant", "again")]
 
 
 def test_an_empty_reply_is_asked_for_again() -> None:
     events = go(ScriptedModel(says(""), says("now")))
-    assert [event.reason for event in events if isinstance(event, Retrying)] == [
+    assert [event.reason for event in events if isinstance(event, StepRetrying)] == [
         "test/scripted returned an empty reply"
     ]
     assert end(events) == Completed("now", Usage(20, 10, 0, 1.0), 1)
@@ -378,7 +378,7 @@ def test_an_empty_reply_is_asked_for_again() -> None:
 
 def test_a_model_that_says_nothing_fails() -> None:
     finish = end(go(ScriptedModel(*[says("", finish_reason="length")] * 3)))
-    assert isinstance(finish, Failed)
+    assert isinstance(finish, RunFailed)
     assert (finish.kind, finish.usage.prompt_tokens) == ("empty", 30)
     assert "token limit" in finish.message
 
@@ -398,7 +398,7 @@ def test_usage_is_estimated_where_the_provider_does_not_count() -> None:
 def test_thinking_is_told_and_kept() -> None:
     step = [model_events.ThinkingDelta("hm"), Finished(Message("assistant", "ok", thinking="hm"))]
     events = go(ScriptedModel(step))
-    assert ThinkingDelta(1, "hm") in events
+    assert StepThinking(1, "hm") in events
     assert transcript(events)[0].thinking == "hm"
 
 

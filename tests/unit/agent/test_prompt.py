@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from farhand.agent.prompt import LONGEST_FILE, LONGEST_FILES, Machine, PromptParts, fitted, system_prompt, truncated
-from farhand.agent.skills import LONGEST_LIST, Skill, listed
+from farhand.agent.skills import LONGEST_LIST, PromptSkill, listed
 
 PARTS = PromptParts(
     workspace="/home/me/agents/main",
@@ -16,7 +16,7 @@ PARTS = PromptParts(
         "MEMORY.md": "likes tea",
         "x.md": "no",
     },
-    skills=(Skill("deploy", "How we deploy.", "skills/deploy/SKILL.md"),),
+    skills=(PromptSkill("deploy", "How we deploy.", "skills/deploy/SKILL.md"),),
     machines=(Machine("server", "linux"), Machine("laptop", "macos", ("Bash", "Read"))),
     further_tools="- gsv__: Cron",
     date="2026-11-16 (UTC)",
@@ -120,7 +120,7 @@ def test_files_are_kept_within_the_limits() -> None:
 
 
 def test_the_list_of_skills_keeps_its_budget() -> None:
-    lines = listed(Skill(f"s{n:03}", "word " * 200, f"skills/s{n:03}/SKILL.md") for n in reversed(range(160)))
+    lines = listed(PromptSkill(f"s{n:03}", "word " * 200, f"skills/s{n:03}/SKILL.md") for n in reversed(range(160)))
     assert len(lines) <= LONGEST_LIST + 40
     assert lines.startswith("- s000: word")
     assert "s149" in lines

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from farhand.llm.errors import ContextOverflow, ModelError, Refused, Unavailable
+from farhand.llm.errors import ContextOverflow, ModelError, ModelRefused, Unavailable
 from farhand.llm.messages import (
     Finished,
     Image,
@@ -282,9 +282,9 @@ def test_a_provider_that_asks_for_an_hour_is_not_waited_for() -> None:
 @pytest.mark.parametrize(
     ("status", "message", "kind"),
     [
-        (400, "bad parameter", Refused),
-        (401, "wrong key", Refused),
-        (404, "no such model", Refused),
+        (400, "bad parameter", ModelRefused),
+        (401, "wrong key", ModelRefused),
+        (404, "no such model", ModelRefused),
         (400, "This model's maximum context length is 8192 tokens", ContextOverflow),
         (400, "the request exceeds the available context size", ContextOverflow),
     ],
@@ -299,14 +299,17 @@ def test_refusals_are_told_at_once(status: int, message: str, kind: type[ModelEr
 
 
 def test_the_key_is_never_repeated() -> None:
-    with ModelServer(error(401, "Incorrect API key: secret-key")) as server, pytest.raises(Refused) as caught:
+    with ModelServer(error(401, "Incorrect API key: secret-key")) as server, pytest.raises(ModelRefused) as caught:
         ask(server.url)
     assert "secret-key" not in caught.value.message
     assert "secret-key" not in str(caught.value)
 
 
 def test_an_error_without_json_is_shown() -> None:
-    with ModelServer(Reply(status=403, body=b"<h1>no</h1>")) as server, pytest.raises(Refused, match="<h1>no</h1>"):
+    with (
+        ModelServer(Reply(status=403, body=b"<h1>no</h1>")) as server,
+        pytest.raises(ModelRefused, match="<h1>no</h1>"),
+    ):
         ask(server.url)
 
 
@@ -321,7 +324,7 @@ def test_an_error_in_the_stream_is_an_error() -> None:
 def test_a_redirect_does_not_carry_the_key_away() -> None:
     with ModelServer() as elsewhere:
         moved = Reply(status=307, headers={"location": f"{elsewhere.url}/chat/completions"}, body=b"")
-        with ModelServer(moved) as server, pytest.raises(Refused, match="307"):
+        with ModelServer(moved) as server, pytest.raises(ModelRefused, match="307"):
             ask(server.url)
         assert elsewhere.requests == []
 
@@ -333,7 +336,7 @@ def test_nobody_listening_is_said_with_the_address() -> None:
 
 
 def test_an_address_that_is_none_is_refused() -> None:
-    with pytest.raises(Refused, match="cannot be asked at 'nonsense/chat/completions'"):
+    with pytest.raises(ModelRefused, match="cannot be asked at 'nonsense/chat/completions'"):
         ask("nonsense")
 
 

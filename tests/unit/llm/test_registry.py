@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from farhand.config import ConfigError, load
+from farhand.config import SettingsError, load
 from farhand.llm.errors import ContextOverflow, NotConfigured, Unavailable
 from farhand.llm.messages import Finished, Message, Retrying, StreamEvent
 from farhand.llm.model import ModelRequest
@@ -153,7 +153,7 @@ def test_settings_of_the_file_reach_the_model(tmp_path: Path) -> None:
 )
 def test_wrong_settings_are_named(tmp_path: Path, written: str, reason: str) -> None:
     (tmp_path / "farhand.toml").write_text(written)
-    with pytest.raises(ConfigError, match=reason):
+    with pytest.raises(SettingsError, match=reason):
         load(tmp_path, {})
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from farhand.agent.events import Completed, Stopped, TextDelta
+from farhand.agent.events import Completed, StepText, Stopped
 from farhand.agent.loop import run
 from farhand.llm.messages import Message
 from farhand.llm.registry import Models
@@ -73,7 +73,7 @@ def test_it_answers_in_pieces_and_is_counted(url: str) -> None:
         finish = end(events)
         assert isinstance(finish, Completed)
         assert finish.reply.strip()
-        assert "".join(event.text for event in events if isinstance(event, TextDelta)) == finish.reply
+        assert "".join(event.text for event in events if isinstance(event, StepText)) == finish.reply
         assert finish.usage.prompt_tokens > 10
         assert 0 < finish.usage.completion_tokens <= 24
 
@@ -87,7 +87,7 @@ def test_it_can_be_stopped(url: str) -> None:
         events = []
         async for event in run(chosen.named(), [Message("user", "Tell a very long story.")], tools(), stop=stop):
             events.append(event)
-            if isinstance(event, TextDelta):
+            if isinstance(event, StepText):
                 stop.set()
         await chosen.close()
         assert isinstance(end(events), Stopped)

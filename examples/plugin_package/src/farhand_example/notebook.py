@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from farhand.gateway.messaging.channel import ChannelKind, ChannelSettings, Outgoing, Refused, Take, TryLater
+from farhand.gateway.messaging.channel import ChannelKind, ChannelSettings, Outgoing, Take, TryLater, Undeliverable
 from farhand.store.tables.outbox import Place
 
 
@@ -34,9 +34,9 @@ class NotebookChannel:
         await asyncio.Event().wait()
 
     async def send(self, message: Outgoing) -> str | None:
-        """Append a message. Raises TryLater while the file cannot be written, and Refused for files."""
+        """Append a message. Raises TryLater while the file cannot be written, and Undeliverable for files."""
         if message.attachments:
-            raise Refused("a notebook takes no files; send only a text")
+            raise Undeliverable("a notebook takes no files; send only a text")
         line = msgspec.json.encode({"to": message.place.peer, "text": message.text}) + b"\n"
         try:
             await asyncio.to_thread(self._append, line)

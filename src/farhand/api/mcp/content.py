@@ -14,7 +14,7 @@ from urllib.parse import quote, unquote
 import msgspec
 
 from farhand.api.mcp import messages as rpc
-from farhand.api.mcp.messages import Message, RpcError
+from farhand.api.mcp.messages import RpcError, RpcMessage
 from farhand.gateway.access.credentials import Scope
 from farhand.gateway.access.principal import Principal
 from farhand.gateway.calls.gate import Gate
@@ -81,7 +81,7 @@ class McpContent:
         self._secrets = secrets
         self._agents = agents
 
-    async def answer(self, method: str, message: Message, principal: Principal, *, modern: bool) -> dict[str, Any]:
+    async def answer(self, method: str, message: RpcMessage, principal: Principal, *, modern: bool) -> dict[str, Any]:
         """Return the result of a request. Raises RpcError."""
         match method:
             case "resources/list":
@@ -174,7 +174,7 @@ class McpContent:
             return []
         return [skill for skill in await self._skills.all(MAIN_AGENT) if skill.eligible]
 
-    async def _get_prompt(self, message: Message, principal: Principal) -> dict[str, Any]:
+    async def _get_prompt(self, message: RpcMessage, principal: Principal) -> dict[str, Any]:
         name, arguments = _text(message, "name"), message.value("arguments")
         skill = next((one for one in await self._prompts(principal) if one.name == name), None)
         if skill is None:
@@ -197,7 +197,7 @@ class McpContent:
 
     # -- completion -------------------------------------------------------------------------------------
 
-    async def _complete(self, message: Message, principal: Principal) -> dict[str, Any]:
+    async def _complete(self, message: RpcMessage, principal: Principal) -> dict[str, Any]:
         ref, argument = message.value("ref"), message.value("argument")
         match ref, argument:
             case {"type": "ref/prompt", "name": str()}, {"name": str(), "value": str()}:
@@ -206,7 +206,7 @@ class McpContent:
                 return _completion(await self._values(uri, name, value, message, principal))
         raise RpcError(rpc.INVALID_PARAMS, "completion needs ref, and argument with name and value")
 
-    async def _values(self, uri: str, name: str, value: str, message: Message, principal: Principal) -> list[str]:
+    async def _values(self, uri: str, name: str, value: str, message: RpcMessage, principal: Principal) -> list[str]:
         if name == "agent" and "workspace" in uri:
             found = list(self._agents())
         elif name == "path" and "workspace" in uri:
@@ -253,7 +253,7 @@ def _completion(values: list[str]) -> dict[str, Any]:
     return {"values": values[:MAX_VALUES], "total": len(values), "hasMore": len(values) > MAX_VALUES}
 
 
-def _text(message: Message, name: str) -> str:
+def _text(message: RpcMessage, name: str) -> str:
     value = message.value(name)
     if not isinstance(value, str):
         raise RpcError(rpc.INVALID_PARAMS, f"{name} is required")

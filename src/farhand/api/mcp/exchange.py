@@ -207,7 +207,7 @@ def _progress(seconds: float, tail: bytes, said: CallProgress | None, *, by_tool
 
 def rendered(record: CallRecord, request_id: Id, *, modern: bool) -> bytes:
     if record.route == "unknown" and record.error_kind == "not_found":
-        return RpcError(rpc.INVALID_PARAMS, f"Unknown tool: {record.error_message}").told(request_id)
+        return RpcError(rpc.INVALID_PARAMS, f"Unknown tool: {record.error_message}").encoded(request_id)
     return rpc.result(request_id, rpc.complete(outcome(record), modern=modern))
 
 

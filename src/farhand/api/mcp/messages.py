@@ -62,7 +62,7 @@ SERVER_META: Final = {SERVER_KEY: SERVER}
 Id = int | str
 
 
-class Message(msgspec.Struct):
+class RpcMessage(msgspec.Struct):
     """A request (with an id), a notification (without), or an answer, though this server sends no requests."""
 
     jsonrpc: str
@@ -104,7 +104,7 @@ class RpcError(Exception):
         self.data = data
         self.status = status
 
-    def told(self, request_id: Id | None) -> bytes:
+    def encoded(self, request_id: Id | None) -> bytes:
         error: dict[str, Any] = {"code": self.code, "message": str(self)}
         if self.data is not None:
             error["data"] = self.data
@@ -113,13 +113,13 @@ class RpcError(Exception):
     def reply(self, request_id: Id | None, *, modern: bool) -> Reply:
         """Return the HTTP reply. Up to 2025-11-25, the error of a valid request has status 200."""
         status = self.status or (_STATUS.get(self.code, 200) if modern else 200)
-        return Reply(self.told(request_id), status=status)
+        return Reply(self.encoded(request_id), status=status)
 
 
-_decoder = msgspec.json.Decoder(Message)
+_decoder = msgspec.json.Decoder(RpcMessage)
 
 
-def read_message(body: bytes) -> Message:
+def read_message(body: bytes) -> RpcMessage:
     """Parse a body. Raises RpcError unless it is a single message."""
     try:
         body.decode()
@@ -179,7 +179,7 @@ def is_modern(request: Request) -> bool:
     return version is not None and version not in HANDSHAKE_VERSIONS
 
 
-def check_modern(request: Request, message: Message) -> None:
+def check_modern(request: Request, message: RpcMessage) -> None:
     """Raise RpcError for a request with missing or contradictory metadata."""
     missing = [key for key in (VERSION_KEY, CAPABILITIES_KEY) if key not in message.meta]
     if missing:
@@ -224,13 +224,13 @@ def log_level(value: Any) -> str:
     return str(value)
 
 
-def wanted_log_level(message: Message) -> str:
+def wanted_log_level(message: RpcMessage) -> str:
     """Return the level of log messages that a request without a session asks for; empty for none."""
     wanted = message.meta.get(LOG_LEVEL_KEY)
     return "" if wanted is None else log_level(wanted)
 
 
-def elicits(message: Message) -> bool:
+def elicits(message: RpcMessage) -> bool:
     """Return whether the client of a request without a session can ask its user."""
     capabilities = message.meta.get(CAPABILITIES_KEY)
     return isinstance(capabilities, dict) and isinstance(capabilities.get("elicitation"), dict)
@@ -241,5 +241,5 @@ def complete(value: dict[str, Any], *, modern: bool, cached_ms: int | None = Non
     if not modern:
         return value
     meta = {**value.get("_meta", {}), SERVER_KEY: SERVER}
-    told = {**value, "_meta": meta, "resultType": "complete"}
-    return told if cached_ms is None else {**told, "ttlMs": cached_ms, "cacheScope": "private"}
+    encoded = {**value, "_meta": meta, "resultType": "complete"}
+    return encoded if cached_ms is None else {**encoded, "ttlMs": cached_ms, "cacheScope": "private"}

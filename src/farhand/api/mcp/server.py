@@ -22,8 +22,8 @@ from farhand.api.mcp import tasks
 from farhand.api.mcp.approval_forms import ApprovalForms
 from farhand.api.mcp.content import McpContent
 from farhand.api.mcp.exchange import PROGRESS_SECONDS, QUESTION, Exchange, place_of, read_place, rendered
-from farhand.api.mcp.messages import Id, Message, RpcError
-from farhand.api.mcp.sessions import MOST_STREAMS, Asked, Listener, Session, Sessions, Told
+from farhand.api.mcp.messages import Id, RpcError, RpcMessage
+from farhand.api.mcp.sessions import MOST_STREAMS, Listener, McpSessions, ServedCall, Session, SessionNotice
 from farhand.api.mcp.tools import Names, tools
 from farhand.api.server.http import Problem, Reply, Request
 from farhand.api.server.large_bodies import beside_loop, result_bytes
@@ -80,7 +80,7 @@ class McpRoutes:
         forms: ApprovalForms,
         content: McpContent,
         ending: asyncio.Event,
-        tell: Callable[[Told], None] = lambda _: None,
+        tell: Callable[[SessionNotice], None] = lambda _: None,
     ) -> None:
         """`ending` is set when the gateway stops. `tell` passes what clients say about sessions to other gateways."""
         self._tasks = tasks
@@ -93,7 +93,7 @@ class McpRoutes:
         self._secrets = secrets
         self._ending = ending
         self._names = Names(node_registry, catalog)
-        self._sessions = Sessions(gateway_id, tell)
+        self._sessions = McpSessions(gateway_id, tell)
         self._listening = 0
         self._life = token_hex(4)
 
@@ -103,7 +103,7 @@ class McpRoutes:
         "POST /mcp",
         SCOPES,
         "A message of the Model Context Protocol (streamable HTTP).",
-        body=Message,
+        body=RpcMessage,
         body_raw=True,
         media=(JSON, EVENTS),
         also=RPC_ERRORS,
@@ -130,7 +130,7 @@ class McpRoutes:
         except RpcError as error:
             return error.reply(request_id, modern=modern)
 
-    async def _take(self, request: Request, message: Message, modern: bool) -> Reply:
+    async def _take(self, request: Request, message: RpcMessage, modern: bool) -> Reply:
         """Handle a notification, or an unexpected answer."""
         if modern:
             rpc.check_version(request.header(b"mcp-protocol-version") or "")
@@ -142,33 +142,33 @@ class McpRoutes:
             cancelled, reason = message.value("requestId"), message.value("reason")
             if isinstance(cancelled, int | str):
                 why = reason[:500] if isinstance(reason, str) else ""
-                told = Told(session.id, request.credential.id, cancelled=cancelled, reason=why)
+                notice = SessionNotice(session.id, request.credential.id, cancelled=cancelled, reason=why)
                 if cancelled in session.calls:
-                    await self.heard(told)
+                    await self.heard(notice)
                 else:
-                    self._sessions.tell(told)
+                    self._sessions.tell(notice)
         return Reply(status=202)
 
-    async def heard(self, told: Told) -> None:
+    async def heard(self, notice: SessionNotice) -> None:
         """Act on what a client said about its session, here or to another gateway of the fleet."""
         try:
-            session = self._sessions.find(told.session_id, told.credential)
+            session = self._sessions.find(notice.session_id, notice.credential)
         except RpcError:
             return
-        if told.log_level is not None:
-            session.log_level = told.log_level
-        asked = None if told.cancelled is None else session.calls.get(told.cancelled)
+        if notice.log_level is not None:
+            session.log_level = notice.log_level
+        asked = None if notice.cancelled is None else session.calls.get(notice.cancelled)
         if asked is not None:
             asked.given_up = True
-            why = f": {told.reason}" if told.reason else ""
+            why = f": {notice.reason}" if notice.reason else ""
             await self._gate.cancel(asked.call_id, f"cancelled by its client{why}")
-        if told.ended:
+        if notice.ended:
             self._sessions.end(session)
             for asked in list(session.calls.values()):
                 asked.given_up = True
                 await self._gate.cancel(asked.call_id, "its client ended the session")
 
-    async def _take_answer(self, request: Request, session: Session, message: Message) -> None:
+    async def _take_answer(self, request: Request, session: Session, message: RpcMessage) -> None:
         """Handle the answer of the client's user to a question about an approval. Others need no handling."""
         asked = session.questions.pop(message.id, None) if isinstance(message.id, int | str) else None
         if asked is None and isinstance(message.id, str) and message.id.startswith(QUESTION):
@@ -180,7 +180,7 @@ class McpRoutes:
         if approval is not None and request_of(approval).bound.credential == request.credential.id:
             await self._forms.answer(approval, msgspec.json.decode(message.result), request.credential)
 
-    async def _answer(self, request: Request, message: Message, request_id: Id, modern: bool) -> Reply:
+    async def _answer(self, request: Request, message: RpcMessage, request_id: Id, modern: bool) -> Reply:
         method = message.method
         if method == "initialize" and not modern:
             return self._initialize(request, message, request_id)
@@ -208,13 +208,13 @@ class McpRoutes:
             return Reply(rpc.result(request_id, {}))
         elif method == "logging/setLevel" and session is not None:
             session.log_level = rpc.log_level(message.value("level"))
-            self._sessions.tell(Told(session.id, request.credential.id, log_level=session.log_level))
+            self._sessions.tell(SessionNotice(session.id, request.credential.id, log_level=session.log_level))
             return Reply(rpc.result(request_id, {}))
         else:
             value, cached = await self._content.answer(str(method), message, request.principal, modern=modern), 0
         return Reply(rpc.result(request_id, rpc.complete(value, modern=modern, cached_ms=cached)))
 
-    def _initialize(self, request: Request, message: Message, request_id: Id) -> Reply:
+    def _initialize(self, request: Request, message: RpcMessage, request_id: Id) -> Reply:
         wanted = message.value("protocolVersion")
         if not isinstance(wanted, str):
             raise RpcError(rpc.INVALID_PARAMS, "initialize needs protocolVersion")
@@ -222,15 +222,15 @@ class McpRoutes:
         capabilities = message.value("capabilities")
         elicits = isinstance(capabilities, dict) and isinstance(capabilities.get("elicitation"), dict)
         session = self._sessions.begin(request.credential.id, elicits=elicits)
-        told = {"protocolVersion": version, "serverInfo": rpc.SERVER, **_introduction(version)}
-        return Reply(rpc.result(request_id, told), headers=[(b"mcp-session-id", session.id.encode())])
+        notice = {"protocolVersion": version, "serverInfo": rpc.SERVER, **_introduction(version)}
+        return Reply(rpc.result(request_id, notice), headers=[(b"mcp-session-id", session.id.encode())])
 
     def _session(self, request: Request) -> Session:
         return self._sessions.find(request.header(b"mcp-session-id"), request.credential.id)
 
     # -- calls ------------------------------------------------------------------------------------------
 
-    async def _call(self, request: Request, message: Message, request_id: Id, session: Session | None) -> Reply:
+    async def _call(self, request: Request, message: RpcMessage, request_id: Id, session: Session | None) -> Reply:
         name, arguments = message.value("name"), message.raw("arguments")
         if not isinstance(name, str) or not name:
             raise RpcError(rpc.INVALID_PARAMS, "tools/call needs the name of a tool")
@@ -262,7 +262,7 @@ class McpRoutes:
             request.credential,
             log_level=rpc.wanted_log_level(message) if session is None else session.log_level,
         )
-        asked = Asked(call.id)
+        asked = ServedCall(call.id)
         if session is not None:
             session.calls[request_id] = asked
         ended = begun.ended()
@@ -306,7 +306,7 @@ class McpRoutes:
         value = await self._tasks.create(record, ttl, modern=modern)
         return Reply(rpc.result(request_id, {**value, "_meta": rpc.SERVER_META} if modern else value))
 
-    async def _task_result(self, request: Request, message: Message, request_id: Id) -> Reply:
+    async def _task_result(self, request: Request, message: RpcMessage, request_id: Id) -> Reply:
         """Answer `tasks/result` once the task has ended."""
         _, record = await self._tasks.find(message, request.credential)
         ending = asyncio.ensure_future(self._gate.end_of(record.id))
@@ -324,7 +324,7 @@ class McpRoutes:
         value = {"resultType": "input_required", "inputRequests": {asked.id: form}, "requestState": begun.record.id}
         return Reply(rpc.result(request_id, {**value, "_meta": rpc.SERVER_META}))
 
-    async def _retry(self, request: Request, message: Message, request_id: Id) -> Reply:
+    async def _retry(self, request: Request, message: RpcMessage, request_id: Id) -> Reply:
         """Take the answer to a question about an approval, and answer the call that waited."""
         call_id, responses = message.value("requestState"), message.value("inputResponses")
         record = await self._gate.find(call_id) if isinstance(call_id, str) else None
@@ -422,7 +422,7 @@ class McpRoutes:
         finally:
             session.streams.discard(listener)
 
-    def _subscribe(self, request: Request, message: Message, request_id: Id) -> Reply:
+    def _subscribe(self, request: Request, message: RpcMessage, request_id: Id) -> Reply:
         if not _accepts(request, SSE):
             raise RpcError(rpc.INVALID_REQUEST, "a subscription is answered by text/event-stream", status=406)
         wanted = message.value("notifications")
@@ -476,9 +476,9 @@ class McpRoutes:
             session = self._session(request)
         except RpcError as error:
             return error.reply(None, modern=False)
-        told = Told(session.id, request.credential.id, ended=True)
-        self._sessions.tell(told)
-        await self.heard(told)
+        notice = SessionNotice(session.id, request.credential.id, ended=True)
+        self._sessions.tell(notice)
+        await self.heard(notice)
         return Reply(b'{"ended":true}')
 
 

@@ -39,7 +39,7 @@ class Listener:
 
 
 @dataclasses.dataclass(eq=False)
-class Asked:
+class ServedCall:
     """A call that serves a request; `given_up` once its client has stopped waiting."""
 
     call_id: str
@@ -52,7 +52,7 @@ class Session:
     def __init__(self, session_id: str) -> None:
         self.id = session_id
         # Open requests, and the calls that serve them.
-        self.calls: dict[Id, Asked] = {}
+        self.calls: dict[Id, ServedCall] = {}
         self.streams: set[Listener] = set()
         # Whether the client can ask its user.
         self.elicits = False
@@ -62,7 +62,7 @@ class Session:
         self.questions: dict[Id, str] = {}
 
 
-class Told(msgspec.Struct, frozen=True):
+class SessionNotice(msgspec.Struct, frozen=True):
     """What a client said about its session, for the other gateways of a fleet."""
 
     session_id: str
@@ -74,10 +74,10 @@ class Told(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-class Sessions:
+class McpSessions:
     """The sessions of one gateway."""
 
-    def __init__(self, gateway_id: str, tell: Callable[[Told], None] = lambda _: None) -> None:
+    def __init__(self, gateway_id: str, tell: Callable[[SessionNotice], None] = lambda _: None) -> None:
         """`tell` passes what a client said to the other gateways of the fleet."""
         self.tell = tell
         self._gateway_id = gateway_id

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from farhand.api.mcp import messages as rpc
 from farhand.api.mcp.approval_forms import ApprovalForms
-from farhand.api.mcp.messages import Message, RpcError
+from farhand.api.mcp.messages import RpcError, RpcMessage
 from farhand.api.mcp.tools import outcome
 from farhand.gateway.access.credentials import Credential
 from farhand.gateway.calls.gate import Gate
@@ -51,7 +51,7 @@ class Tasks:
     # -- creating ---------------------------------------------------------------------------------------
 
     @staticmethod
-    def wanted_ttl(message: Message, *, modern: bool) -> int | None:
+    def wanted_ttl(message: RpcMessage, *, modern: bool) -> int | None:
         """Return the time to live of the task that a call may become; None if its client does not want one."""
         if modern:
             capabilities = message.meta.get(rpc.CAPABILITIES_KEY)
@@ -76,7 +76,7 @@ class Tasks:
 
     # -- answering --------------------------------------------------------------------------------------
 
-    async def answer(self, method: str, message: Message, credential: Credential, *, modern: bool) -> dict[str, Any]:
+    async def answer(self, method: str, message: RpcMessage, credential: Credential, *, modern: bool) -> dict[str, Any]:
         """Return the result of a request about tasks, other than `tasks/result`. Raises RpcError."""
         if method not in METHODS[modern]:
             raise RpcError(rpc.METHOD_NOT_FOUND, f"there is no method {method[:100]!r} here")
@@ -96,7 +96,7 @@ class Tasks:
         await self._update(record, message, credential)
         return {}
 
-    async def find(self, message: Message, credential: Credential) -> tuple[TaskRow, CallRecord]:
+    async def find(self, message: RpcMessage, credential: Credential) -> tuple[TaskRow, CallRecord]:
         """Return the task that a request names. Raises RpcError if it is unknown, has expired, or is another's."""
         task_id = message.value("taskId")
         if not isinstance(task_id, str):
@@ -108,7 +108,7 @@ class Tasks:
             raise RpcError(rpc.INVALID_PARAMS, f"there is no task {task_id[:100]!r}, or it has expired")
         return row, record
 
-    async def _list(self, message: Message, credential: Credential) -> dict[str, Any]:
+    async def _list(self, message: RpcMessage, credential: Credential) -> dict[str, Any]:
         cursor = message.value("cursor")
         if not isinstance(cursor, str | None):
             raise RpcError(rpc.INVALID_PARAMS, "cursor must be one that an earlier answer gave")
@@ -124,7 +124,7 @@ class Tasks:
         page: dict[str, Any] = {"tasks": tasks}
         return {**page, "nextCursor": rows[PAGE - 1].call_id} if len(rows) > PAGE else page
 
-    async def _update(self, record: CallRecord, message: Message, credential: Credential) -> None:
+    async def _update(self, record: CallRecord, message: RpcMessage, credential: Credential) -> None:
         responses = message.value("inputResponses")
         if not isinstance(responses, dict):
             raise RpcError(rpc.INVALID_PARAMS, "inputResponses must be an object")

@@ -17,7 +17,14 @@ from farhand.api.server.http import Problem, Reply, Request
 from farhand.api.server.public_url import PublicUrl
 from farhand.api.server.router import Query, Route, route
 from farhand.gateway.access.credentials import Scope
-from farhand.gateway.access.oauth import LEVELS, Asked, AuthorizationRequest, GivenAccess, OAuth, RefusedRequest
+from farhand.gateway.access.oauth import (
+    LEVELS,
+    AuthorizationRequest,
+    CheckedAuthorization,
+    GivenAccess,
+    OAuth,
+    RefusedRequest,
+)
 from farhand.gateway.access.oauth_clients import OAuthError
 from farhand.gateway.nodes.registry import NodeRegistry
 
@@ -171,7 +178,7 @@ class ConsentRoutes:
             )
         return Revoked(name, grants)
 
-    async def _asked(self, request: Request, query: str) -> Asked:
+    async def _asked(self, request: Request, query: str) -> CheckedAuthorization:
         """Return the checked request of a client. Raises Problem, RefusedRequest."""
         if len(query) > MAX_QUERY:
             raise Problem(400, "invalid_request", f"the request has at most {MAX_QUERY} characters")

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from farhand.agent.events import Completed, Retrying, TextDelta, ToolCalled
+from farhand.agent.events import Completed, StepRetrying, StepText, ToolCalled
 from farhand.api.openai.agent_runs import NOT_CONFIGURED, STARTED_OVER, AgentRuns, model_view, no_model
 from farhand.api.openai.request import PRODUCT, ChatRequest
 from farhand.api.server.http import Reply, Request
@@ -101,7 +101,7 @@ class _Chunks:
         sent = False
         async with contextlib.aclosing(self._run.follow()) as events:
             async for event in events:
-                if content := self._told(event):
+                if content := self._content(event):
                     sent = True
                     yield self._chunk({"content": content})
         try:
@@ -127,13 +127,13 @@ class _Chunks:
             yield _data({**self._head, "choices": [], "usage": _usage(outcome.usage)})
         yield b"data: [DONE]\n\n"
 
-    def _told(self, event: RunEvent) -> str:
+    def _content(self, event: RunEvent) -> str:
         """Return the text that an event adds."""
         match event:
-            case TextDelta():
+            case StepText():
                 self._said = True
                 return event.text
-            case Retrying(void=True) if self._said:
+            case StepRetrying(void=True) if self._said:
                 self._said = False
                 return STARTED_OVER
             case ToolCalled() if self._said:

@@ -58,7 +58,7 @@ class ChatCall(msgspec.Struct):
     function: CalledFunction
 
 
-class ChatMessage(msgspec.Struct):
+class CompletionMessage(msgspec.Struct):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[Part] | None = None
     name: str | None = None
@@ -91,7 +91,7 @@ class StreamOptions(msgspec.Struct):
 
 
 class ChatRequest(msgspec.Struct):
-    messages: list[ChatMessage]
+    messages: list[CompletionMessage]
     model: str = PRODUCT
     stream: bool | None = False
     stream_options: StreamOptions | None = None
@@ -245,13 +245,13 @@ def _thinking(effort: str | None) -> Thinking | None:
     return known
 
 
-def _text(message: ChatMessage) -> str:
+def _text(message: CompletionMessage) -> str:
     if isinstance(message.content, str):
         return message.content
     return "\n".join(part.text for part in message.content or () if part.type == "text")
 
 
-def _message(message: ChatMessage) -> Message:
+def _message(message: CompletionMessage) -> Message:
     """Convert a message. Raises Problem for unsupported parts."""
     if message.role == "tool":
         if not message.tool_call_id:
@@ -265,7 +265,7 @@ def _message(message: ChatMessage) -> Message:
     return Message("user", _content(message), name=message.name or None)
 
 
-def _content(message: ChatMessage) -> str | tuple[Block, ...]:
+def _content(message: CompletionMessage) -> str | tuple[Block, ...]:
     if not isinstance(message.content, list):
         return message.content or ""
     blocks: list[Block] = []

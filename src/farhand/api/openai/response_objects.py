@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from farhand.agent.events import Completed, Retrying, TextDelta, ToolCalled
+from farhand.agent.events import Completed, StepRetrying, StepText, ToolCalled
 from farhand.api.openai.agent_runs import NOT_CONFIGURED, STARTED_OVER
 from farhand.api.openai.responses_request import (
     OfferedTool,
@@ -143,9 +143,9 @@ class ResponseStream:
 
     def _of(self, event: RunEvent) -> Iterator[bytes]:
         match event:
-            case TextDelta():
+            case StepText():
                 yield from self._add(event.text)
-            case Retrying(void=True) if self._text is not None:
+            case StepRetrying(void=True) if self._text is not None:
                 yield from self._add(STARTED_OVER)
             case ToolCalled() if self._text is not None:
                 yield from self._close(final=False)

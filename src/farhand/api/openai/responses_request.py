@@ -14,9 +14,9 @@ from farhand.api.openai.request import (
     PRODUCT,
     CalledFunction,
     ChatCall,
-    ChatMessage,
     ChatRequest,
     ChatTool,
+    CompletionMessage,
     Count,
     Function,
     ImageUrl,
@@ -203,10 +203,10 @@ def _refuse(wanted: ResponsesRequest) -> None:
         raise Problem(400, "invalid_request", reason, param="background")
 
 
-def _messages(wanted: ResponsesRequest) -> list[ChatMessage]:
-    messages = [ChatMessage("system", wanted.instructions)] if wanted.instructions else []
+def _messages(wanted: ResponsesRequest) -> list[CompletionMessage]:
+    messages = [CompletionMessage("system", wanted.instructions)] if wanted.instructions else []
     if isinstance(wanted.input, str):
-        return [*messages, ChatMessage("user", wanted.input)]
+        return [*messages, CompletionMessage("user", wanted.input)]
     for place, item in enumerate(wanted.input):
         if item.type in _ITEMS_IGNORED:
             continue
@@ -218,13 +218,13 @@ def _messages(wanted: ResponsesRequest) -> list[ChatMessage]:
         elif item.type in ("function_call_output", "custom_tool_call_output"):
             if not item.call_id:
                 raise Problem(400, "invalid_request", f"{where} needs the `call_id` it answers", param=where)
-            messages.append(ChatMessage("tool", _parts(item.output, where), tool_call_id=item.call_id))
+            messages.append(CompletionMessage("tool", _parts(item.output, where), tool_call_id=item.call_id))
         else:
             raise Problem(400, "unsupported", f"{where}: items of type {item.type[:50]!r} cannot be used", param=where)
     return messages
 
 
-def _add_message(messages: list[ChatMessage], item: Item, where: str) -> None:
+def _add_message(messages: list[CompletionMessage], item: Item, where: str) -> None:
     if item.role is None:
         raise Problem(400, "invalid_request", f"{where} is a message and needs a role", param=f"{where}.role")
     content = _parts(item.content, where)
@@ -232,10 +232,10 @@ def _add_message(messages: list[ChatMessage], item: Item, where: str) -> None:
         before = messages[-1].content
         messages[-1].content = [*_as_parts(before), *_as_parts(content)]
         return
-    messages.append(ChatMessage(item.role, content))
+    messages.append(CompletionMessage(item.role, content))
 
 
-def _add_call(messages: list[ChatMessage], item: Item, where: str) -> None:
+def _add_call(messages: list[CompletionMessage], item: Item, where: str) -> None:
     """Add a call to the assistant's message before it, if there is one."""
     if not item.call_id or not item.name:
         raise Problem(400, "invalid_request", f"{where} is a call and needs `call_id` and `name`", param=where)
@@ -243,7 +243,7 @@ def _add_call(messages: list[ChatMessage], item: Item, where: str) -> None:
     if item.type == "custom_tool_call":
         arguments = msgspec.json.encode({"input": item.input or ""}).decode()
     if not messages or messages[-1].role != "assistant":
-        messages.append(ChatMessage("assistant"))
+        messages.append(CompletionMessage("assistant"))
     messages[-1].tool_calls = [
         *(messages[-1].tool_calls or ()),
         ChatCall(item.call_id, CalledFunction(model_name(item.namespace, item.name), arguments)),

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from farhand.agent.events import Completed, Event, Failed, StepStarted, Stopped, TextDelta, ToolCalled, ToolEnded
+from farhand.agent.events import Completed, Event, RunFailed, StepStarted, StepText, Stopped, ToolCalled, ToolEnded
 from farhand.api.server.http import Problem, Reply, Request, json_reply, read_json
 from farhand.api.server.router import EVENTS, JSON, Query, decoder_of, route
 from farhand.api.server.streams import ClientWatch, until_gone
@@ -331,7 +331,7 @@ def _shown(event: Event) -> Iterable[ProcessEvent]:
     match event:
         case StepStarted():
             return (StepStartedEvent(event.step),)
-        case TextDelta():
+        case StepText():
             return (DeltaEvent(event.step, event.text),)
         case ToolCalled():
             return (ToolCallEvent(event.step, UseShown(event.use.name, _arguments(event.use.arguments))),)
@@ -342,11 +342,11 @@ def _shown(event: Event) -> Iterable[ProcessEvent]:
             return (ToolResultEvent(event.step, result, ResultMeta(outcome.result)),)
         case Completed():
             return (CompletedEvent(event.steps, event.reply),)
-        case Failed(kind="not_configured"):
+        case RunFailed(kind="not_configured"):
             raise Problem(503, "model_not_configured", event.message)
-        case Failed(kind="frozen"):
+        case RunFailed(kind="frozen"):
             raise Problem(423, "frozen", event.message)
-        case Failed():
+        case RunFailed():
             raise Problem(502, "model_failed", event.message)
         case Stopped():
             raise Problem(409, "stopped", event.reason)

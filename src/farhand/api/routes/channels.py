@@ -12,7 +12,7 @@ from farhand.api.server.router import Query, route
 from farhand.gateway.access.credentials import Scope
 from farhand.gateway.messaging.channel import Tools
 from farhand.gateway.messaging.hooks import MAX_POST_BYTES, Hooks, HookSettings, Unsigned
-from farhand.gateway.messaging.inbound import Reception
+from farhand.gateway.messaging.inbound import InboundMessages
 from farhand.gateway.messaging.outbox import Messages
 from farhand.gateway.sessions.keys import MAIN
 from farhand.protocol.errors import ErrorKind
@@ -45,9 +45,9 @@ MESSAGES = (
 
 
 class ChannelRoutes:
-    def __init__(self, messages: Messages, reception: Reception, hooks: Hooks) -> None:
+    def __init__(self, messages: Messages, inbound: InboundMessages, hooks: Hooks) -> None:
         self._messages = messages
-        self._reception = reception
+        self._inbound = inbound
         self._hooks = hooks
 
     # -- hooks ------------------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ class ChannelRoutes:
                 "accountId": channel.settings.account,
                 "policy": channel.settings.policy,
                 "waiting": waiting.get((channel.settings.kind, channel.settings.account), 0),
-                "trouble": self._reception.troubles.get(name) or channel.trouble or None,
+                "trouble": self._inbound.troubles.get(name) or channel.trouble or None,
             }
             for name, channel in self._messages.channels.items()
         ]
@@ -159,7 +159,7 @@ class ChannelRoutes:
         "GET /v1/channels/pairings", (Scope.PAIR, Scope.READ), "Who asked to talk to the agent, and what was decided."
     )
     async def pairings(self, _request: Request) -> dict[str, Any]:
-        found = await self._reception.pairings()
+        found = await self._inbound.pairings()
         return {"pairings": found, "count": len(found)}
 
     @route(
@@ -185,7 +185,7 @@ class ChannelRoutes:
         return await self._decide(request, False)
 
     async def _decide(self, request: Request, approve: bool) -> Pairing:
-        return await self._reception.decide(request.params["who"], approve, request.query("channel"))
+        return await self._inbound.decide(request.params["who"], approve, request.query("channel"))
 
     @route(
         "DELETE /v1/channels/pairings/{who}",
@@ -196,7 +196,7 @@ class ChannelRoutes:
         statuses=UNAVAILABLE,
     )
     async def forget(self, request: Request) -> dict[str, str]:
-        gone = await self._reception.forget(request.params["who"], request.query("channel"))
+        gone = await self._inbound.forget(request.params["who"], request.query("channel"))
         return {"removed": gone.sender, "channel": gone.channel}
 
     # -- messages ---------------------------------------------------------------------------------------

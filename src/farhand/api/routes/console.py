@@ -72,7 +72,7 @@ class SessionList(msgspec.Struct):
     count: int
 
 
-class Ended(msgspec.Struct):
+class EndedSessions(msgspec.Struct):
     ended: int
 
 
@@ -112,13 +112,13 @@ class ConsoleRoutes:
     async def link(self, request: Request) -> SignInLink:
         return SignInLink(f"/signin?code={await self._sessions.stored_code(request.credential.id)}")
 
-    @route("POST /v1/signout", Scope.ADMIN, "End the console session that sends this request.", answer=Ended)
+    @route("POST /v1/signout", Scope.ADMIN, "End the console session that sends this request.", answer=EndedSessions)
     async def sign_out(self, request: Request) -> Reply:
         if request.session_id is None:
             raise Problem(400, "invalid_request", "this request belongs to no console session")
         await self._sessions.end(request.session_id)
         cookie = (b"set-cookie", self._sessions.expired_cookie.encode())
-        return Reply(msgspec.json.encode(Ended(1)), headers=[cookie])
+        return Reply(msgspec.json.encode(EndedSessions(1)), headers=[cookie])
 
     @route(
         "GET /v1/console/sessions", Scope.ADMIN, "Browsers that are signed in to the console, those used last first."
@@ -140,16 +140,16 @@ class ConsoleRoutes:
         return SessionList(views, len(views))
 
     @route("DELETE /v1/console/sessions", Scope.ADMIN, "End every console session.")
-    async def end_all(self, _request: Request) -> Ended:
-        return Ended(sum([await self._sessions.end(session.id) for session, _, _ in self._sessions.listed()]))
+    async def end_all(self, _request: Request) -> EndedSessions:
+        return EndedSessions(sum([await self._sessions.end(session.id) for session, _, _ in self._sessions.listed()]))
 
     @route("DELETE /v1/console/sessions/{session_id}", Scope.ADMIN, "End a console session.")
-    async def end(self, request: Request) -> Ended:
+    async def end(self, request: Request) -> EndedSessions:
         session_id = request.params["session_id"]
         if not await self._sessions.end(session_id):
             reason = f"there is no console session {session_id[:100]!r}; GET /v1/console/sessions lists them"
             raise Problem(404, "not_found", reason)
-        return Ended(1)
+        return EndedSessions(1)
 
 
 def _code(given: str) -> str:

@@ -12,7 +12,7 @@ from farhand.api.server.router import JSON, Query, decoder_of, route
 from farhand.gateway.access.credentials import Scope
 from farhand.gateway.calls.gate import Gate
 from farhand.gateway.calls.open_call import new_call_id, result_of
-from farhand.gateway.schedule.jobs import MAX_PREVIEW, MAX_WAIT_SECONDS, CronBook
+from farhand.gateway.schedule.jobs import MAX_PREVIEW, MAX_WAIT_SECONDS, CronJobs
 from farhand.protocol.calls import ToolCall
 from farhand.protocol.errors import ErrorKind, ToolError
 
@@ -24,7 +24,7 @@ PAGE = (Query("limit", "How many at most.", int), Query("offset", "How many to p
 
 
 class CronRoutes:
-    def __init__(self, gate: Gate, book: CronBook) -> None:
+    def __init__(self, gate: Gate, book: CronJobs) -> None:
         self._gate = gate
         self._book = book
 

@@ -7,7 +7,7 @@ import msgspec
 from farhand.api.server.http import Problem, Request
 from farhand.api.server.router import route
 from farhand.gateway.access.credentials import Scope
-from farhand.gateway.control.freeze import Answer, Freeze
+from farhand.gateway.control.freeze import Freeze, FreezeStatus
 from farhand.protocol.errors import Failed
 from farhand.protocol.freeze import MAX_REASON_CHARS
 
@@ -21,7 +21,7 @@ class FreezeRoutes:
         self._freeze = freeze
 
     @route("GET /v1/freeze", (Scope.READ, Scope.FREEZE), "Whether everything is frozen, and what each node reports.")
-    async def show(self, _request: Request) -> Answer:
+    async def show(self, _request: Request) -> FreezeStatus:
         return self._freeze.state()
 
     # A second order changes nothing; the first must not wait for the store.
@@ -33,7 +33,7 @@ class FreezeRoutes:
         errors=(503,),
         idempotent=True,
     )
-    async def freeze(self, request: Request, wanted: FreezeRequest) -> Answer:
+    async def freeze(self, request: Request, wanted: FreezeRequest) -> FreezeStatus:
         _check(wanted)
         try:
             return await self._freeze.freeze(request.credential.id, wanted.reason)
@@ -41,7 +41,7 @@ class FreezeRoutes:
             raise Problem(503, "not_recorded", error.message) from None
 
     @route("POST /v1/thaw", Scope.ADMIN, "Lift a freeze.", body_optional=True, errors=(503,), idempotent=True)
-    async def thaw(self, request: Request, wanted: FreezeRequest) -> Answer:
+    async def thaw(self, request: Request, wanted: FreezeRequest) -> FreezeStatus:
         _check(wanted)
         try:
             return await self._freeze.thaw(request.credential.id)

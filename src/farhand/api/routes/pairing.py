@@ -15,7 +15,7 @@ from farhand.gateway.access.tokens import Tokens
 from farhand.gateway.journal import EventJournal
 from farhand.gateway.nodes.addresses import GatewayAddress
 from farhand.gateway.nodes.installers import Installers, install_command, install_script
-from farhand.gateway.nodes.pairing import LIFE_SECONDS, Pairing, PairingCode
+from farhand.gateway.nodes.pairing import LIFE_SECONDS, PairingCode, PairingCodes
 from farhand.gateway.nodes.registry import NodeRegistry
 from farhand.node.lent_limits import LendingError, LendingLimits
 from farhand.protocol.errors import FarhandError
@@ -91,7 +91,7 @@ class PairingRoutes:
         gateway_id: str,
         address: GatewayAddress,
         installers: Installers,
-        pairing: Pairing,
+        pairing: PairingCodes,
     ) -> None:
         self._address = address
         self._installers = installers

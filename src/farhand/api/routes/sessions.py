@@ -27,7 +27,7 @@ from farhand.llm.messages import Image, Message, Text
 from farhand.llm.model import Thinking
 from farhand.llm.probe import ProbeResult, probe
 from farhand.protocol.errors import ErrorKind, FarhandError, NotAllowed, ToolError
-from farhand.store.tables.accounts.usage import Usage, usage_since
+from farhand.store.tables.accounts.usage import UsageSummary, usage_since
 from farhand.store.tables.sessions import LISTED, MOST_HISTORY_BYTES, ONCE, Entry, SessionRecord
 
 MAX_WAIT_SECONDS = 600.0
@@ -229,7 +229,7 @@ class SessionRoutes:
         "Tokens and cost of the runs since a moment.",
         query=(Query("since", "Runs that began from this moment on, in milliseconds; by default all.", int),),
     )
-    async def usage(self, request: Request) -> Usage:
+    async def usage(self, request: Request) -> UsageSummary:
         since = request.query_int("since", 0, 0, 2**53)
         return await self._sessions.read(lambda store: usage_since(store, since))
 

@@ -24,7 +24,7 @@ MOST_ANSWERS = 1000
 LONGEST_ANSWER = 64 * 1024
 
 
-class Answer(msgspec.Struct, frozen=True):
+class FirstAnswer(msgspec.Struct, frozen=True):
     digest: bytes
     reply: asyncio.Future[Reply]
     at: int
@@ -36,7 +36,7 @@ class Repeats:
     def __init__(self, database: Store, clock: Callable[[], int]) -> None:
         self._database = database
         self._clock = clock
-        self._answers: dict[tuple[str, str], Answer] = {}
+        self._answers: dict[tuple[str, str], FirstAnswer] = {}
 
     async def answer(self, request: Request, handler: Handler) -> Reply:
         """Return the answer to the first request with this key. Raises Problem if that was a different request."""
@@ -64,7 +64,7 @@ class Repeats:
         request_id = new_call_id()
         coming: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._answers.pop(whose, None)
-        self._answers[whose] = Answer(digest, coming, now)
+        self._answers[whose] = FirstAnswer(digest, coming, now)
         done = False
         try:
             try:

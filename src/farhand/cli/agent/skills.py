@@ -10,8 +10,8 @@ import click
 from farhand.cli.client import Client, ClientError
 from farhand.cli.commands import client_group
 from farhand.cli.copy.local_files import (
-    Entry,
     Kind,
+    LocalEntry,
     list_folder,
     open_file,
     report_skipped,
@@ -78,19 +78,19 @@ def add(folder: str, agent: str | None, client: Client) -> None:
         print(f"added {plain(top.name)} ({count}) for {plain(agent) if agent else 'every agent'}")
 
 
-def _files(top: Path) -> list[Entry]:
+def _files(top: Path) -> list[LocalEntry]:
     """Return the files of a skill, following links within it. Raises ClientError for a link that points outside."""
     files = []
     for entry in list_folder(top):
         real = resolve(str(entry.path))
         if entry.kind is Kind.FILE or (entry.kind is Kind.LINK and real.is_file()):
-            files.append(Entry(entry.inner, real, Kind.FILE))
+            files.append(LocalEntry(entry.inner, real, Kind.FILE))
         elif entry.kind is not Kind.EMPTY_FOLDER:
             report_skipped(entry.inner, entry.kind)
     return files
 
 
-def _check(top: Path, files: list[Entry]) -> None:
+def _check(top: Path, files: list[LocalEntry]) -> None:
     """Raise ClientError if the folder is not a valid skill."""
     if SKILL not in {file.inner for file in files}:
         raise ClientError("not_a_skill", f"{top} has no {SKILL}")

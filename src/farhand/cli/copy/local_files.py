@@ -30,7 +30,7 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True)
-class Entry:
+class LocalEntry:
     """Something beneath a folder, other than a folder with entries. `inner` is its path from that folder on."""
 
     inner: str
@@ -71,7 +71,7 @@ def report_skipped(inner: str, kind: Kind) -> None:
     remark(f"skipped {plain_lines(inner)}: it is {kind.value}")
 
 
-def list_folder(folder: Path) -> list[Entry]:
+def list_folder(folder: Path) -> list[LocalEntry]:
     """Return everything in a folder, sorted, without following links or listing unfinished transfers.
 
     Raises ClientError for a link that points outside the folder, a name that is not UTF-8, and unreadable folders.
@@ -80,7 +80,7 @@ def list_folder(folder: Path) -> list[Entry]:
         return list(_entries(folder, folder, ""))
 
 
-def _entries(top: Path, folder: Path, prefix: str) -> Iterator[Entry]:
+def _entries(top: Path, folder: Path, prefix: str) -> Iterator[LocalEntry]:
     with file_errors("read", str(folder)), os.scandir(folder) as scanned:
         listed = sorted(scanned, key=lambda entry: entry.name)
     for entry in listed:
@@ -96,14 +96,14 @@ def _entries(top: Path, folder: Path, prefix: str) -> Iterator[Entry]:
             status = entry.stat(follow_symlinks=False)
         if stat.S_ISDIR(status.st_mode):
             below = list(_entries(top, path, f"{inner}/"))
-            yield from below or [Entry(inner, path, Kind.EMPTY_FOLDER)]
+            yield from below or [LocalEntry(inner, path, Kind.EMPTY_FOLDER)]
         elif stat.S_ISLNK(status.st_mode):
             _check_link(top, inner)
-            yield Entry(inner, path, Kind.LINK)
+            yield LocalEntry(inner, path, Kind.LINK)
         elif stat.S_ISREG(status.st_mode):
-            yield Entry(inner, path, Kind.FILE, status.st_size)
+            yield LocalEntry(inner, path, Kind.FILE, status.st_size)
         else:
-            yield Entry(inner, path, Kind.OTHER)
+            yield LocalEntry(inner, path, Kind.OTHER)
 
 
 def _check_link(top: Path, inner: str) -> None:

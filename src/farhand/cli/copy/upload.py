@@ -13,8 +13,8 @@ from typing import Any
 from farhand.cli.client import Client, ClientError, ConnectionLost
 from farhand.cli.copy.endpoints import content_path, manifest
 from farhand.cli.copy.local_files import (
-    Entry,
     Kind,
+    LocalEntry,
     is_folder,
     list_folder,
     open_file,
@@ -42,7 +42,7 @@ def upload(client: Client, source: str, destination: str, agent: str | None, sho
         return {"source": source, "destination": destination, **uploader.send_folder(destination)}
     with open_file(local) as (_, status):
         uploader.total = status.st_size
-    file = Entry(Path(source).name, local, Kind.FILE, uploader.total)
+    file = LocalEntry(Path(source).name, local, Kind.FILE, uploader.total)
     return {**uploader.send_file(file, destination, private=False), "source": source}
 
 
@@ -55,7 +55,7 @@ class _Uploader:
     total: int = 0
     done: int = 0
 
-    def send_file(self, entry: Entry, destination: str, *, private: bool) -> dict[str, Any]:
+    def send_file(self, entry: LocalEntry, destination: str, *, private: bool) -> dict[str, Any]:
         """Send one file; `private` makes it accessible to its owner only, whatever its mode."""
         with open_file(entry.path) as (file, status):
             path = content_path(
@@ -86,7 +86,7 @@ class _Uploader:
                 raise _partial(ClientError("interrupted", "interrupted"), files, number) from None
         return {"bytesTransferred": self.done, "files": len(files)}
 
-    def _files(self) -> list[Entry]:
+    def _files(self) -> list[LocalEntry]:
         """Return the files of the folder, reporting the entries that are skipped."""
         entries = list_folder(self.local)
         files = [entry for entry in entries if entry.kind is Kind.FILE]
@@ -117,7 +117,7 @@ class _Uploader:
                 return None
             raise
 
-    def _check(self, files: list[Entry], base: str) -> None:
+    def _check(self, files: list[LocalEntry], base: str) -> None:
         """Raise ClientError for everything that would fail in the middle."""
         if base.startswith(WORKSPACE):
             self._check_keys(files, base.removeprefix(WORKSPACE))
@@ -141,7 +141,7 @@ class _Uploader:
                         "failed", f"{base}/{parent} is a file there and a folder here; nothing was copied"
                     )
 
-    def _check_keys(self, files: list[Entry], base: str) -> None:
+    def _check_keys(self, files: list[LocalEntry], base: str) -> None:
         from farhand.gateway.transfers.workspace_endpoint import MOST_OBJECTS  # noqa: PLC0415 (loads much of the gateway)
 
         if len(files) > MOST_OBJECTS:
@@ -154,7 +154,7 @@ class _Uploader:
                 check_key(f"{AGENTS}/{self.agent or MAIN_AGENT}/{clean(f'{base}/{file.inner}')}")
 
 
-def _partial(error: ClientError, files: list[Entry], failed: int) -> ClientError:
+def _partial(error: ClientError, files: list[LocalEntry], failed: int) -> ClientError:
     """Return the error with the state of every file."""
     names = [file.inner for file in files]
     unsure = isinstance(error, ConnectionLost) or error.code == "interrupted"

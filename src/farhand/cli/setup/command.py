@@ -151,7 +151,7 @@ def show_written(client: Client, changes: Changes, result: ProbeResult) -> None:
 def _load(client: Client) -> config.Config:
     try:
         return config.load(client.home)
-    except config.ConfigError as error:
+    except config.SettingsError as error:
         raise ClientError("failed", f"{error}; correct it first") from None
 
 

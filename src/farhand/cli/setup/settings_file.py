@@ -37,7 +37,7 @@ def changed_text(home: Path, changes: Changes) -> str:
     text = tomlkit.dumps(document)
     try:
         config.parse(text, path)
-    except config.ConfigError as error:
+    except config.SettingsError as error:
         raise ClientError("failed", str(error)) from None
     return text
 

@@ -70,7 +70,7 @@ class AuthorizationRequest(msgspec.Struct, frozen=True):
     resource: str = ""
 
 
-class Asked(msgspec.Struct, frozen=True):
+class CheckedAuthorization(msgspec.Struct, frozen=True):
     """A checked request: who asks, where the answer goes, and for what."""
 
     client: OAuthClient
@@ -191,7 +191,7 @@ class OAuth:
 
     # -- consent ------------------------------------------------------------------------------------------
 
-    async def check(self, request: AuthorizationRequest, resource: str) -> Asked:
+    async def check(self, request: AuthorizationRequest, resource: str) -> CheckedAuthorization:
         """Return a request of a known client; `resource` is the URL of `/mcp`.
 
         Raises OAuthError for a request whose sender cannot be told, and RefusedRequest for any other error.
@@ -216,11 +216,11 @@ class OAuth:
             raise refused("invalid_target", f"resource must be {resource}")
         asked = [level for level in LEVELS if level in request.scope.split()]
         scope = asked[-1] if asked else LEVELS[-1]
-        return Asked(client, redirect_uri, request.state, request.code_challenge, resource, scope)
+        return CheckedAuthorization(client, redirect_uri, request.state, request.code_challenge, resource, scope)
 
     async def allow(
         self,
-        asked: Asked,
+        asked: CheckedAuthorization,
         credential: Credential,
         *,
         scope: str,
@@ -258,7 +258,7 @@ class OAuth:
         await self._journal.record(write, "oauth.consented", asked.client.id, facts)
         return _redirect(asked.redirect_uri, {"code": code, "iss": _issuer(asked.resource)}, asked.state)
 
-    async def deny(self, asked: Asked, credential: Credential) -> str:
+    async def deny(self, asked: CheckedAuthorization, credential: Credential) -> str:
         """Return the address that tells the client of the refusal."""
         facts = {"name": asked.client.name, "credential": credential.id}
         await self._journal.record(lambda _: None, "oauth.denied", asked.client.id, facts)

@@ -180,9 +180,9 @@ class NodeCalls:
 
     def _note(self, opened: OpenCall, kind: str, data: Mapping[str, Any], now: int) -> None:
         """Append an event, up to a limit for each call: a node must not fill the journal."""
-        if opened.told >= MOST_PROGRESS_EVENTS:
+        if opened.progress_events >= MOST_PROGRESS_EVENTS:
             return
-        opened.told += 1
+        opened.progress_events += 1
         call_id = opened.record.id
         self._database.write(lambda store: append_event(store, now, kind, call_id, data)).add_done_callback(
             _log_failure

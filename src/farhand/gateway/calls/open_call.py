@@ -102,7 +102,7 @@ class OpenCall(msgspec.Struct, eq=False):
     progress: CallProgress | None = None
     log: tuple[CallLogLine, ...] = ()
     # How many events about progress and logs were recorded, and when the last one was.
-    told: int = 0
+    progress_events: int = 0
     told_at: int = 0
     task: asyncio.Task[None] | None = None
     # How many callers wait for the end.

@@ -82,7 +82,7 @@ class Bound(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         return "what the call would do has changed"
 
 
-class Request(msgspec.Struct, frozen=True, omit_defaults=True):
+class ApprovalRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the owner is asked to approve."""
 
     bound: Bound
@@ -178,7 +178,7 @@ class Approvals:
         if tried is not None:
             preview, problem = with_trial(bound.preview, tried)
             bound = msgspec.structs.replace(bound, preview=preview, trial="" if problem else tried.id, untried=problem)
-        request = Request(bound, record.args, record.session_key, record.agent_id, waiting.origins)
+        request = ApprovalRequest(bound, record.args, record.session_key, record.agent_id, waiting.origins)
         approval = Approval(
             id="".join(secrets.choice(LETTERS) for _ in range(LENGTH)),
             call_id=record.id,
@@ -355,8 +355,8 @@ def _involved(record: CallRecord, principal: Principal | None) -> frozenset[str]
     return frozenset(named) if principal is None else principal.ids | named
 
 
-def request_of(approval: Approval) -> Request:
-    return msgspec.json.decode(approval.request, type=Request)
+def request_of(approval: Approval) -> ApprovalRequest:
+    return msgspec.json.decode(approval.request, type=ApprovalRequest)
 
 
 def shown_request(approval: Approval) -> Mapping[str, Any]:

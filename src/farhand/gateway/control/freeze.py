@@ -63,7 +63,7 @@ class OwnFate(msgspec.Struct, frozen=True):
     error: str | UnsetType = UNSET
 
 
-class Answer(msgspec.Struct, frozen=True):
+class FreezeStatus(msgspec.Struct, frozen=True):
     """Whether everything is frozen, and the report of each node."""
 
     frozen: bool
@@ -74,15 +74,15 @@ class Answer(msgspec.Struct, frozen=True):
     gateway: OwnFate | UnsetType = UNSET
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """Return a summary for people: how many nodes confirmed and how many did not."""
         connected = [fate for fate in self.nodes if fate.online]
         done = [fate for fate in connected if fate.confirmed]
         ended = sum(fate.ended_processes for fate in self.nodes)
         ended += 0 if self.gateway is UNSET else self.gateway.ended_processes
         offline = len(self.nodes) - len(connected)
-        told = f"{len(done)} of {len(connected)} connected nodes confirmed, {ended} processes were ended"
-        return f"{told}; {offline} offline nodes are told when they return" if offline else told
+        summary = f"{len(done)} of {len(connected)} connected nodes confirmed, {ended} processes were ended"
+        return f"{summary}; {offline} offline nodes are told when they return" if offline else summary
 
 
 class Freeze:
@@ -131,7 +131,7 @@ class Freeze:
 
     # -- freeze and thaw --------------------------------------------------------------------------------
 
-    async def freeze(self, by: str, reason: str = "") -> Answer:
+    async def freeze(self, by: str, reason: str = "") -> FreezeStatus:
         """Stop everything. Return once all nodes have confirmed or timed out; if frozen already, repeat it all.
 
         Raises Failed if the order could not be stored: it holds, but a restart of the gateway would lift it.
@@ -155,7 +155,7 @@ class Freeze:
                 raise Failed(unkept)
             return self.state()
 
-    async def thaw(self, by: str) -> Answer:
+    async def thaw(self, by: str) -> FreezeStatus:
         """Let everything run again. Raises Failed if that could not be stored: then the order stays in force.
 
         A node that reports to be frozen is thawed even if the gateway is not frozen.
@@ -204,7 +204,7 @@ class Freeze:
     async def asked_in_a_chat(self, by: str, reason: str) -> str:
         """Freeze everything and return the reply for the chat. Raises Failed."""
         answer = await self.freeze(by, reason)
-        return f"Frozen: {answer.told}. `farhand thaw` on the command line lifts it."
+        return f"Frozen: {answer.summary}. `farhand thaw` on the command line lifts it."
 
     async def resume(self) -> None:
         """End what was left running when the gateway last stopped, at a start under an order."""
@@ -213,11 +213,11 @@ class Freeze:
             log.warning("%s; `farhand thaw` lifts it", order.summary)
             self._own = await self._stop_own(order.summary, self._gate.stop_all(order.summary))
 
-    def state(self) -> Answer:
+    def state(self) -> FreezeStatus:
         order = self.order
         nodes = sorted(self._node_registry.nodes.items())
         fates = [self._fates.get(node_id) or _unasked(node_id, node.connection) for node_id, node in nodes]
-        return Answer(
+        return FreezeStatus(
             order is not None,
             order.since if order else None,
             order.by if order else None,
@@ -286,8 +286,8 @@ class Freeze:
             if node.connection is None:
                 fate = NodeFate(node_id, False, False, error=OFFLINE_THAWED if thawing else OFFLINE)
                 self._fates[node_id] = fate
-        told = [tell(node.connection) for node in self._node_registry.nodes.values() if node.connection is not None]
-        return [asked for asked in told if asked is not None]
+        summary = [tell(node.connection) for node in self._node_registry.nodes.values() if node.connection is not None]
+        return [asked for asked in summary if asked is not None]
 
     def _freeze_node(self, connection: Connection, order: FreezeOrder) -> Asked | None:
         connection.frozen = order
@@ -311,10 +311,10 @@ class Freeze:
         silent = NodeFate(node_id, True, False, error=f"it did not confirm within {CONFIRM_SECONDS:g} s")
         self._fates[node_id] = silent
         connection.link.send(encode(say(number)))
-        future.add_done_callback(lambda done: self._told(number, connection, kind, frozen, done))
+        future.add_done_callback(lambda done: self._answered(number, connection, kind, frozen, done))
         return future
 
-    def _told(self, number: int, connection: Connection, kind: str, frozen: bool, done: Asked) -> None:
+    def _answered(self, number: int, connection: Connection, kind: str, frozen: bool, done: Asked) -> None:
         """Record a node's report, even a late one."""
         self._asked.pop(number, None)
         failure = done.exception()

@@ -90,7 +90,7 @@ class Unsure(DeliveryError):
     """Report that the message may or may not have been delivered."""
 
 
-class Refused(DeliveryError):
+class Undeliverable(DeliveryError):
     """Report that the message can never be delivered."""
 
 

@@ -19,7 +19,7 @@ import msgspec
 
 from farhand.gateway.access.credentials import OWNER, Credential
 from farhand.gateway.messaging.channel import Tools
-from farhand.gateway.messaging.inbound import Reception, tool_scopes
+from farhand.gateway.messaging.inbound import InboundMessages, tool_scopes
 from farhand.gateway.messaging.outbox import Messages
 from farhand.gateway.sessions import keys as session_keys
 from farhand.gateway.sessions.keys import MAIN
@@ -85,7 +85,7 @@ class Hooks:
         database: Store,
         sessions: Sessions,
         messages: Messages,
-        reception: Reception,
+        inbound: InboundMessages,
         configured: Mapping[str, HookSettings],
         *,
         clock: Callable[[], int],
@@ -106,7 +106,7 @@ class Hooks:
         self._database = database
         self._sessions = sessions
         self._messages = messages
-        self._reception = reception
+        self._inbound = inbound
         self._clock = clock
         self._configured = configured
         self._made: dict[str, HookSettings] = {}
@@ -309,7 +309,7 @@ class Hooks:
         if settings.deliver:
             channel, _, peer = settings.deliver.partition(":")
             place = Place(*self._messages.resolve(channel), peer)
-            answer = await self._reception.promise(run_id, place, session_keys.agent_id(settings.agent))
+            answer = await self._inbound.promise(run_id, place, session_keys.agent_id(settings.agent))
         run = await self._sessions.send(
             self.session_of(post.hook, settings),
             f"[webhook:{post.hook}] {text}",
@@ -320,7 +320,7 @@ class Hooks:
             commands_too=False,
         )
         if answer is not None:
-            self._reception.keep(run, answer)
+            self._inbound.keep(run, answer)
         return run
 
 

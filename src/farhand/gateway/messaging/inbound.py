@@ -79,7 +79,7 @@ class Binding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
 
-class Reception:
+class InboundMessages:
     """Receive messages and answer them. Call `start` after the sessions have started; the owner calls `close`."""
 
     def __init__(
@@ -321,12 +321,12 @@ class Reception:
             typing.cancel()
             self._answering.discard(run.id)
         joined = run.joined.id if run.joined is not None else run.record.joined_to
-        told = outcome.text.strip()
-        if told and outcome.state is not RunState.STOPPED and not await self._told_already(awaited, joined):
+        reply = outcome.text.strip()
+        if reply and outcome.state is not RunState.STOPPED and not await self._already_sent(awaited, joined):
             try:
                 await self._messages.accept(
                     awaited.place,
-                    told,
+                    reply,
                     message_id=f"reply:{run.id}",
                     origin=f"run:{run.id}",
                     agent_id=awaited.agent_id,
@@ -337,7 +337,7 @@ class Reception:
         run_id, now = run.id, self._clock()
         await self._database.write(lambda store: outbox.end_awaited(store, run_id, now))
 
-    async def _told_already(self, awaited: AwaitedReply, joined: str | None) -> bool:
+    async def _already_sent(self, awaited: AwaitedReply, joined: str | None) -> bool:
         """Return whether this person already gets the answer, because the message joined another run of theirs."""
         if joined is None:
             return False

@@ -21,7 +21,15 @@ from typing import Any, Final
 
 import msgspec
 
-from farhand.gateway.messaging.channel import Attachment, Channel, DeliveryError, Outgoing, Refused, TryLater, Unsure
+from farhand.gateway.messaging.channel import (
+    Attachment,
+    Channel,
+    DeliveryError,
+    Outgoing,
+    TryLater,
+    Undeliverable,
+    Unsure,
+)
 from farhand.gateway.messaging.splitting import split
 from farhand.gateway.repeating import Repeating
 from farhand.gateway.sessions.keys import MAIN
@@ -330,7 +338,7 @@ class Messages:
                 if record.parts_sent < steps and not await self._save(record):
                     return  # our lease expired: another gateway sends the rest
             await self._end(record, MessageState.SENT, None)
-        except Refused as error:
+        except Undeliverable as error:
             await self._end(record, MessageState.FAILED, str(error))
         except ToolError as error:  # an attached file no longer exists
             await self._end(record, MessageState.FAILED, error.message)

@@ -91,8 +91,8 @@ class MessageTools:
     ) -> str:
         """Send a message to somebody on an external channel."""
         place = await self._meant(context, to, content)
-        told = sent(await self._accept(context, place, content, None, []))
-        return f"message sent to {to}" if told["sent"] else f"message to {to} {told['note']}"
+        sending = sent(await self._accept(context, place, content, None, []))
+        return f"message sent to {to}" if sending["sent"] else f"message to {to} {sending['note']}"
 
     # previews: the same arguments, parsed by the same code
 

@@ -42,7 +42,7 @@ class PairingCode(msgspec.Struct, frozen=True):
     facts: PairingFacts
 
 
-class Pairing:
+class PairingCodes:
     """Manage the open codes, each valid for one machine. They are stored, so that any gateway of a fleet takes them."""
 
     def __init__(self, database: Store, clock: Callable[[], int]) -> None:

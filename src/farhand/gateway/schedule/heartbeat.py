@@ -13,14 +13,14 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
-from farhand.gateway.schedule.job_runs import SUMMARY_CHARACTERS, Courier
+from farhand.gateway.schedule.job_runs import SUMMARY_CHARACTERS, ReplyDelivery
 from farhand.gateway.schedule.job_turns import AgentTurns
-from farhand.gateway.schedule.scheduler import Ended, clock
+from farhand.gateway.schedule.scheduler import SlotOutcome, clock
 from farhand.gateway.schedule.time_parsing import in_words, local, next_slot, read_duration
 from farhand.protocol.errors import ToolError
 from farhand.store.ports import Tx
 from farhand.store.tables import cron
-from farhand.store.tables.cron import Every, Heartbeat, Job, Slot, SlotStatus
+from farhand.store.tables.cron import CronJob, Every, Heartbeat, Slot, SlotStatus
 
 FILE: Final = "HEARTBEAT.md"
 ALL_WELL: Final = "HEARTBEAT_OK"
@@ -75,7 +75,7 @@ class Heartbeats:
         current: Callable[[], HeartbeatSettings],
         read_file: Callable[[str, str], Awaitable[str | None]],
         turns: AgentTurns,
-        courier: Courier | None = None,
+        delivery: ReplyDelivery | None = None,
     ) -> None:
         """Create the runner.
 
@@ -85,42 +85,42 @@ class Heartbeats:
         self._current = current
         self._read_file = read_file
         self._turns = turns
-        self._courier = courier
+        self._delivery = delivery
 
     @property
     def _settings(self) -> HeartbeatSettings:
         return self._current()
 
-    async def perform(self, job: Job, slot: Slot) -> Ended:
+    async def perform(self, job: CronJob, slot: Slot) -> SlotOutcome:
         if slot.cause == "schedule" and not self._settings.active(clock()):
-            return Ended(SlotStatus.SKIPPED, "outside_active_hours")
+            return SlotOutcome(SlotStatus.SKIPPED, "outside_active_hours")
         text = await self._read_file(job.agent_id, FILE)
         if text is None:
-            return Ended(SlotStatus.SKIPPED, "no_heartbeat_file")
+            return SlotOutcome(SlotStatus.SKIPPED, "no_heartbeat_file")
         if nothing_in(text):
-            return Ended(SlotStatus.SKIPPED, "empty_heartbeat_file")
+            return SlotOutcome(SlotStatus.SKIPPED, "empty_heartbeat_file")
         session = f"agent:{job.agent_id}:heartbeat"
         message = f"[heartbeat · {in_words(clock(), self._settings.zone)}] {self._settings.prompt}\n\n{text}"
         turn = await self._turns.take(job, slot, session, message, fresh=True)
         if turn.status is not SlotStatus.OK:
-            return Ended(turn.status, turn.error or "the agent's turn failed", session_key=session)
+            return SlotOutcome(turn.status, turn.error or "the agent's turn failed", session_key=session)
         said = worth_saying(turn.reply)
         if not said:
-            return Ended(SlotStatus.OK, None, "nothing needs attention", session)
+            return SlotOutcome(SlotStatus.OK, None, "nothing needs attention", session)
         return await self._deliver(job, slot, said, session)
 
-    async def _deliver(self, job: Job, slot: Slot, said: str, session: str) -> Ended:
+    async def _deliver(self, job: CronJob, slot: Slot, said: str, session: str) -> SlotOutcome:
         summary = said[:SUMMARY_CHARACTERS]
         target = self._settings.target
-        if self._courier is None or target == "none":
-            return Ended(SlotStatus.OK, None, summary, session)
+        if self._delivery is None or target == "none":
+            return SlotOutcome(SlotStatus.OK, None, summary, session)
         channel = None if target == "last" else target
         key = f"heartbeat:{job.agent_id}:{slot.slot}:{slot.attempts}"
         try:
-            where = await self._courier.deliver(job.agent_id, said, channel=channel, to=None, key=key)
+            where = await self._delivery.deliver(job.agent_id, said, channel=channel, to=None, key=key)
         except ToolError as error:
-            return Ended(SlotStatus.ERROR, f"it was not delivered: {error.message}", summary, session)
-        return Ended(SlotStatus.OK, None, f"{summary}\n(delivered to {where})" if where else summary, session)
+            return SlotOutcome(SlotStatus.ERROR, f"it was not delivered: {error.message}", summary, session)
+        return SlotOutcome(SlotStatus.OK, None, f"{summary}\n(delivered to {where})" if where else summary, session)
 
 
 def worth_saying(reply: str) -> str:
@@ -158,9 +158,9 @@ def settle_jobs(store: Tx, settings: HeartbeatSettings) -> None:
             cron.save_job(store, msgspec.structs.replace(job, next_at=next_at))
 
 
-def _jobs(agents: Iterable[str], every_ms: int, now: int) -> Iterable[Job]:
+def _jobs(agents: Iterable[str], every_ms: int, now: int) -> Iterable[CronJob]:
     for agent in agents:
-        yield Job(
+        yield CronJob(
             id=heartbeat_id(agent),
             agent_id=agent,
             name="heartbeat",

@@ -17,13 +17,13 @@ from farhand.gateway.calls.pinning import Pin, Pinned
 from farhand.gateway.calls.policy_subject import VIA
 from farhand.gateway.nodes.registry import NodeRegistry
 from farhand.gateway.schedule.job_turns import maker_of
-from farhand.gateway.schedule.scheduler import Ended
+from farhand.gateway.schedule.scheduler import SlotOutcome
 from farhand.protocol.calls import ToolCall
 from farhand.protocol.errors import FarhandError, ToolError
 from farhand.protocol.json_limits import decode_bounded
 from farhand.protocol.redaction import KnownSecrets
 from farhand.store.tables.calls import CallRecord, CallState
-from farhand.store.tables.cron import CallSpec, Job, Slot, SlotStatus
+from farhand.store.tables.cron import CallSpec, CronJob, Slot, SlotStatus
 
 SUMMARY_CHARACTERS: Final = 500
 _STATUSES: Final = {CallState.TIMEOUT: SlotStatus.TIMEOUT, CallState.UNKNOWN: SlotStatus.UNKNOWN}
@@ -47,7 +47,7 @@ class JobCalls:
         self._secrets = secrets
         self._reduced = reduced
 
-    async def perform(self, job: Job, slot: Slot, spec: CallSpec) -> Ended:
+    async def perform(self, job: CronJob, slot: Slot, spec: CallSpec) -> SlotOutcome:
         """Make the call of one attempt at a slot. After a restart, the same attempt finds the same call.
 
         Cancellation cancels the call, unless the gateway stops: it then continues after the next start.
@@ -61,7 +61,7 @@ class JobCalls:
             try:
                 args = pinned.arguments(tool, args.decode()).encode()
             except ToolError as error:
-                return Ended(SlotStatus.ERROR, f"{error.kind}: {error.message}")
+                return SlotOutcome(SlotStatus.ERROR, f"{error.kind}: {error.message}")
         call = ToolCall(
             new_call_id(),
             tool,
@@ -81,14 +81,14 @@ class JobCalls:
                 await self._gate.cancel((await opening).record.id, "its scheduled job ended it")
             raise
         except FarhandError as error:
-            return Ended(SlotStatus.ERROR, str(error))
+            return SlotOutcome(SlotStatus.ERROR, str(error))
 
-    def _ended(self, record: CallRecord) -> Ended:
+    def _ended(self, record: CallRecord) -> SlotOutcome:
         where = f"call {record.id}"
         if record.state is not CallState.OK:
             status = _STATUSES.get(record.state, SlotStatus.ERROR)
             reason = self._secrets.redact_text(record.error_message or record.state.value)
-            return Ended(status, f"{record.error_kind or 'failed'}: {reason} ({where})")
+            return SlotOutcome(status, f"{record.error_kind or 'failed'}: {reason} ({where})")
         raw = self._secrets.redact(b"null" if record.result is None else bytes(record.result))
         try:
             value = decode_bounded(raw)
@@ -98,8 +98,8 @@ class JobCalls:
         if isinstance(value, dict) and value.get("status") == "failed":  # a command that did not succeed
             how = "timed out" if value.get("timedOut") else f"exit code {value.get('exitCode')}"
             how = f"signal {value['signal']}" if value.get("signal") else how
-            return Ended(SlotStatus.TIMEOUT if value.get("timedOut") else SlotStatus.ERROR, how, summary)
-        return Ended(SlotStatus.OK, None, summary)
+            return SlotOutcome(SlotStatus.TIMEOUT if value.get("timedOut") else SlotStatus.ERROR, how, summary)
+        return SlotOutcome(SlotStatus.OK, None, summary)
 
 
 def _text(value: Any, raw: bytes) -> str:

@@ -1,4 +1,4 @@
-"""Parse callers' descriptions of jobs into `Job`. Raises InvalidArgs that names the invalid field."""
+"""Parse callers' descriptions of jobs into `CronJob`. Raises InvalidArgs that names the invalid field."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from farhand.gateway.schedule.time_parsing import (
 from farhand.gateway.sessions import keys as session_keys
 from farhand.protocol.errors import InvalidArgs
 from farhand.protocol.names import MAX_COMPARED_LENGTH, MAX_TOOL_NAME_CHARS, validate_node_id
-from farhand.store.tables.cron import At, CallSpec, Cron, Every, Job, Schedule, Spec, SystemEvent, Task
+from farhand.store.tables.cron import At, CallSpec, Cron, CronJob, Every, Schedule, Spec, SystemEvent, Task
 
 # How far in the past a one-shot may be; it then fires at once.
 PAST_MS: Final = 60_000
@@ -78,14 +78,14 @@ _EVERY_TEXT = re.compile(r"every\s+(?:(\d.*)|([a-z]+))")
 # -- jobs -------------------------------------------------------------------------------------------------
 
 
-def read_job(payload: Mapping[str, Any], now: int, zone: ZoneInfo, agent_id: str = "main") -> Job:
+def read_job(payload: Mapping[str, Any], now: int, zone: ZoneInfo, agent_id: str = "main") -> CronJob:
     """Return a new job. `agent_id` owns it unless the payload names an agent."""
     if any(payload.get(field) is None for field in ("name", "schedule", "spec")):
         missing = next(field for field in ("name", "schedule", "spec") if payload.get(field) is None)
         raise InvalidArgs(f"cron add requires name, schedule, and spec; {missing} is missing")
     _known_fields("job", payload, JOB_FIELDS)
     schedule = read_schedule(payload["schedule"], now, zone)
-    job = Job(
+    job = CronJob(
         id=str(uuid.uuid4()),
         agent_id=session_keys.agent_id(agent_id),
         name="",
@@ -99,7 +99,7 @@ def read_job(payload: Mapping[str, Any], now: int, zone: ZoneInfo, agent_id: str
     return _placed(job, now, zone)
 
 
-def patch_job(job: Job, patch: Mapping[str, Any], now: int, zone: ZoneInfo) -> Job:
+def patch_job(job: CronJob, patch: Mapping[str, Any], now: int, zone: ZoneInfo) -> CronJob:
     """Return the job with the fields of `patch` changed."""
     _known_fields("patch", patch, JOB_FIELDS)
     changed = _with_fields(job, patch)
@@ -115,7 +115,7 @@ def patch_job(job: Job, patch: Mapping[str, Any], now: int, zone: ZoneInfo) -> J
     return changed
 
 
-def _placed(job: Job, now: int, zone: ZoneInfo) -> Job:
+def _placed(job: CronJob, now: int, zone: ZoneInfo) -> CronJob:
     """Return the job with its cursor at now; a one-shot that is slightly in the past stays due."""
     cursor = min(now, job.schedule.at_ms - 1) if isinstance(job.schedule, At) else now
     next_at = next_slot(job.schedule, cursor, zone)
@@ -124,7 +124,7 @@ def _placed(job: Job, now: int, zone: ZoneInfo) -> Job:
     return msgspec.structs.replace(job, cursor=cursor, next_at=next_at if job.enabled else None)
 
 
-def _with_fields(job: Job, payload: Mapping[str, Any]) -> Job:
+def _with_fields(job: CronJob, payload: Mapping[str, Any]) -> CronJob:
     changes: dict[str, Any] = {}
     if "name" in payload:
         name = _text("name", payload["name"]).strip()

@@ -17,18 +17,18 @@ from farhand.gateway.sessions.runs import Run, RunOptions
 from farhand.gateway.sessions.sessions import Sessions
 from farhand.llm.model import Thinking
 from farhand.protocol.errors import Failed, NotFound, ToolError
-from farhand.store.tables.cron import Job, Slot, SlotStatus
+from farhand.store.tables.cron import CronJob, Slot, SlotStatus
 from farhand.store.tables.sessions import RunState
 
 _RUNS = uuid.UUID("6f0a3a3e-2b5c-4a58-9a39-4d3e6b8f7c10")
 
 
-def maker_of(job: Job) -> Credential:
+def maker_of(job: CronJob) -> Credential:
     """Return the credential on whose behalf a job runs."""
     return decode_credential(job.made_by) if job.made_by else OWNER
 
 
-class Turn(msgspec.Struct, frozen=True):
+class TurnOutcome(msgspec.Struct, frozen=True):
     """Describe how a turn of the agent ended."""
 
     status: SlotStatus
@@ -56,7 +56,7 @@ class AgentTurns:
 
     async def take(
         self,
-        job: Job,
+        job: CronJob,
         slot: Slot,
         session_key: str,
         text: str,
@@ -64,7 +64,7 @@ class AgentTurns:
         model: str | None = None,
         thinking: str | None = None,
         fresh: bool = False,
-    ) -> Turn:
+    ) -> TurnOutcome:
         """Run the turn of one attempt at a slot. After a restart, the same attempt finds the same turn.
 
         Cancellation stops the turn and every process it started, and returns only after that. If the gateway is
@@ -102,11 +102,11 @@ class AgentTurns:
         except ToolError as error:
             if self._sessions.paused:
                 await asyncio.Event().wait()  # wait for cancellation: this turn has not ended
-            return Turn(SlotStatus.ERROR, error=error.message)
+            return TurnOutcome(SlotStatus.ERROR, error=error.message)
         if outcome.ok:
-            return Turn(SlotStatus.OK, self._hide(outcome.reply))
+            return TurnOutcome(SlotStatus.OK, self._hide(outcome.reply))
         status = SlotStatus.TIMEOUT if outcome.state is RunState.TIMEOUT else SlotStatus.ERROR
-        return Turn(status, error=outcome.text or f"the agent's turn ended {outcome.state.value}")
+        return TurnOutcome(status, error=outcome.text or f"the agent's turn ended {outcome.state.value}")
 
     async def _stop(self, run: Run) -> None:
         if run.joined is not None:

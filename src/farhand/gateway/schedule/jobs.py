@@ -21,7 +21,7 @@ from farhand.protocol.errors import Failed, InvalidArgs, NotAllowed, NotFound
 from farhand.store.journal.events import append_event
 from farhand.store.ports import Store, Tx
 from farhand.store.tables import cron
-from farhand.store.tables.cron import At, CallSpec, Cron, Job, Schedule, Slot, SlotStatus, SystemEvent
+from farhand.store.tables.cron import At, CallSpec, Cron, CronJob, Schedule, Slot, SlotStatus, SystemEvent
 
 MAX_LISTED: Final = 500
 MAX_RUNS: Final = 2000
@@ -37,17 +37,17 @@ RESUME: Final = "enable it with another credential to take it over, or remove it
 class JobFacts(msgspec.Struct, frozen=True):
     """Hold a job with the slots that are shown: the newest, the newest that ran, and the running one."""
 
-    job: Job
+    job: CronJob
     latest: Slot | None
     ran: Slot | None
     running: Slot | None
 
 
-class CronBook:
+class CronJobs:
     """Manage jobs and their runs for callers."""
 
     def __init__(
-        self, database: Store, scheduler: Scheduler, paused: Callable[[Job], str | None] = lambda _: None
+        self, database: Store, scheduler: Scheduler, paused: Callable[[CronJob], str | None] = lambda _: None
     ) -> None:
         """Create the book; `paused` returns why a job does not run, such as a credential that is no longer valid."""
         self._paused = paused
@@ -164,7 +164,7 @@ class CronBook:
 
     # -- changing ---------------------------------------------------------------------------------------
 
-    def planned(self, payload: Mapping[str, Any], now: int, agent_id: str | None = None) -> Job:
+    def planned(self, payload: Mapping[str, Any], now: int, agent_id: str | None = None) -> CronJob:
         """Return the job that `add` would make. Raises InvalidArgs."""
         given = dict(payload)
         if isinstance(given.get("schedule"), str):
@@ -295,12 +295,12 @@ class CronBook:
             patience = 0.0
         if runs:
             await asyncio.wait([run.task for run in runs], timeout=patience)
-        told = [run for run in runs if own_to is None or maker_of(run.job).id == own_to]
-        results = [await self._result(run.slot) for run in told]
+        visible = [run for run in runs if own_to is None or maker_of(run.job).id == own_to]
+        results = [await self._result(run.slot) for run in visible]
         return {"ok": True, "ran": len(results), "results": results}
 
     async def _result(self, begun: Slot) -> dict[str, Any]:
-        def read(store: Tx) -> tuple[Slot | None, Job | None]:
+        def read(store: Tx) -> tuple[Slot | None, CronJob | None]:
             return cron.find_slot(store, begun.job, begun.slot), cron.find_job(store, begun.job)
 
         found, job = await self._database.read(read)
@@ -399,27 +399,27 @@ def _page(limit: int | None, most: int) -> int:
     return max(1, min(DEFAULT_PAGE if limit is None else limit, most))
 
 
-def _known(store: Tx, job_id: str) -> Job:
+def _known(store: Tx, job_id: str) -> CronJob:
     job = cron.find_job(store, job_id)
     if job is None:
         raise NotFound(f"Unknown cron job id: {job_id[:100]}")
     return job
 
 
-def _facts(store: Tx, job: Job) -> JobFacts:
+def _facts(store: Tx, job: CronJob) -> JobFacts:
     running = next((s for s in cron.open_slots(store) if s.job == job.id and s.status is SlotStatus.RUNNING), None)
     latest = next(iter(cron.latest_slots(store, job.id, 1)), None)
     return JobFacts(job, latest, cron.latest_run(store, job.id), running)
 
 
-def _own(store: Tx, job_id: str) -> Job:
+def _own(store: Tx, job_id: str) -> CronJob:
     job = _known(store, job_id)
     if job.hidden:
         raise NotAllowed(f"job {job_id!r} comes from the settings; change [heartbeat] in farhand.toml")
     return job
 
 
-def _made_by(job: Job, maker: Credential, origins: tuple[str, ...], by_agent: str) -> Job:
+def _made_by(job: CronJob, maker: Credential, origins: tuple[str, ...], by_agent: str) -> CronJob:
     stored = {} if maker == OWNER else msgspec.to_builtins(maker)
     return msgspec.structs.replace(job, made_by=stored, origins=origins, by_agent=by_agent)
 
@@ -429,7 +429,7 @@ def _is_own(store: Tx, job_id: str, credential: str) -> bool:
     return job is not None and maker_of(job).id == credential
 
 
-def _check(job: Job, by: Credential) -> None:
+def _check(job: CronJob, by: Credential) -> None:
     """Check that a credential could have made the job. Raises NotAllowed."""
     maker = maker_of(job)
     if not covers(by, maker):

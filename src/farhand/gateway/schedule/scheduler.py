@@ -35,7 +35,7 @@ from farhand.gateway.schedule.time_parsing import next_slot
 from farhand.store.journal.events import append_event
 from farhand.store.ports import Store, StoreError, Tx
 from farhand.store.tables import cron
-from farhand.store.tables.cron import Job, Slot, SlotStatus
+from farhand.store.tables.cron import CronJob, Slot, SlotStatus
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ WRITE_AGAIN_SECONDS = 2.0
 LOOK_AGAIN_SECONDS = 1.0
 
 
-class Ended(msgspec.Struct, frozen=True):
+class SlotOutcome(msgspec.Struct, frozen=True):
     """Describe how an attempt at a slot ended."""
 
     status: SlotStatus
@@ -59,12 +59,12 @@ class Ended(msgspec.Struct, frozen=True):
     session_key: str | None = None
 
 
-class Run(msgspec.Struct, frozen=True):
+class SlotRun(msgspec.Struct, frozen=True):
     """Hold a slot that has started. The task ends with the slot and never raises."""
 
-    job: Job
+    job: CronJob
     slot: Slot
-    task: asyncio.Task[Ended]
+    task: asyncio.Task[SlotOutcome]
 
 
 class ScheduleSettings(msgspec.Struct, frozen=True):
@@ -78,7 +78,7 @@ class ScheduleSettings(msgspec.Struct, frozen=True):
 
 
 # Runs a job. Cancellation stops everything it started, and returns only after that.
-Perform = Callable[[Job, Slot], Awaitable[Ended]]
+Perform = Callable[[CronJob, Slot], Awaitable[SlotOutcome]]
 
 
 class Scheduler:
@@ -92,10 +92,10 @@ class Scheduler:
         *,
         current: Callable[[], ScheduleSettings] | None = None,
         prepare: Callable[[], Awaitable[None]] | None = None,
-        reachable: Callable[[Job], bool] = lambda _: True,
-        paused: Callable[[Job], str | None] = lambda _: None,
+        reachable: Callable[[CronJob], bool] = lambda _: True,
+        paused: Callable[[CronJob], str | None] = lambda _: None,
         held: Callable[[], bool] = lambda: False,
-        report: Callable[[Job, Slot, Ended], Awaitable[None]] | None = None,
+        report: Callable[[CronJob, Slot, SlotOutcome], Awaitable[None]] | None = None,
         alone: bool = False,
         resume: bool = False,
         lease_seconds: float = LEASE_SECONDS,
@@ -127,7 +127,7 @@ class Scheduler:
         self._lease = lease_seconds
         self._poll = poll_seconds
         self._holder = f"{os.getpid()}-{uuid.uuid4().hex[:12]}"
-        self._runs: dict[tuple[str, int], asyncio.Task[Ended]] = {}
+        self._runs: dict[tuple[str, int], asyncio.Task[SlotOutcome]] = {}
         self._claims: set[asyncio.Task[Any]] = set()
         self._timer = Repeating(
             self._keep_time, "scheduler", first_delay=settle_seconds, retry_seconds=LOOK_AGAIN_SECONDS
@@ -220,7 +220,7 @@ class Scheduler:
             data = {"from": before, "to": wall, "by_ms": jumped}
             await self._database.write(lambda store: append_event(store, wall, "cron.clock", "clock", data))
 
-    async def advance(self, only: str | None = None) -> list[Run]:
+    async def advance(self, only: str | None = None) -> list[SlotRun]:
         """Record every due slot, start those that can start, and return their runs.
 
         `only`: start only slots of this job.
@@ -239,7 +239,7 @@ class Scheduler:
         task.add_done_callback(self._claims.discard)
         return await asyncio.shield(task)
 
-    async def _advance(self, only: str | None) -> list[Run]:
+    async def _advance(self, only: str | None) -> list[SlotRun]:
         await self._follow_settings()
         if self._held():
             return []
@@ -255,7 +255,7 @@ class Scheduler:
             zone, keep, stopping = self.zone, self.settings.keep_runs, self._stopping
             room, holder, since = self.settings.max_concurrent - len(self._runs), self._holder, self._started
 
-            def record(store: Tx) -> list[tuple[Job, Slot]]:
+            def record(store: Tx) -> list[tuple[CronJob, Slot]]:
                 now = clock()  # inside the transaction: no other scheduler's cursor is later
                 for job in cron.due_jobs(store, now, now + JUMP_MS):
                     account(store, job, now, zone, keep)
@@ -271,7 +271,7 @@ class Scheduler:
 
         holder = self._holder
 
-        def adopt(store: Tx) -> Job | None:
+        def adopt(store: Tx) -> CronJob | None:
             job = cron.find_job(store, slot.job)
             return job if job is not None and cron.adopt_slot(store, slot, holder) else None
 
@@ -283,14 +283,14 @@ class Scheduler:
 
     # -- running ----------------------------------------------------------------------------------------
 
-    async def run_now(self, job_id: str) -> Run | None:
+    async def run_now(self, job_id: str) -> SlotRun | None:
         """Run a job now, outside its schedule; return None while it is already running."""
         return await self._undivided(self._run_now(job_id))
 
-    async def _run_now(self, job_id: str) -> Run | None:
+    async def _run_now(self, job_id: str) -> SlotRun | None:
         now, holder = clock(), self._holder
 
-        def claim(store: Tx) -> tuple[Job, Slot] | None:
+        def claim(store: Tx) -> tuple[CronJob, Slot] | None:
             job = cron.find_job(store, job_id)
             opened = [slot for slot in cron.open_slots(store) if slot.job == job_id]
             if job is None or any(slot.status is SlotStatus.RUNNING for slot in opened):
@@ -321,29 +321,29 @@ class Scheduler:
             if job == job_id:
                 run.cancel()
 
-    def _begin(self, job: Job, slot: Slot) -> Run:
+    def _begin(self, job: CronJob, slot: Slot) -> SlotRun:
         task = asyncio.create_task(self._run(job, slot), name=f"cron {job.id} {slot.slot}")
         self._runs[slot.job, slot.slot] = task
         task.add_done_callback(lambda _: self._over(slot))
         self.wake()  # renew the lease in time
-        return Run(job, slot, task)
+        return SlotRun(job, slot, task)
 
     def _over(self, slot: Slot) -> None:
         self._runs.pop((slot.job, slot.slot), None)
         self.wake()
 
-    async def _run(self, job: Job, slot: Slot) -> Ended:
+    async def _run(self, job: CronJob, slot: Slot) -> SlotOutcome:
         try:
             ended = await self._attempts(job, slot)
         except asyncio.CancelledError:
             if self._stopping and self._resume:
-                return Ended(SlotStatus.UNKNOWN, "the gateway stopped; the run goes on after its next start")
+                return SlotOutcome(SlotStatus.UNKNOWN, "the gateway stopped; the run goes on after its next start")
             why = "the gateway stopped before the run ended" if self._stopping else "the job was removed"
-            ended = Ended(SlotStatus.ERROR, f"stopped: {why}")
+            ended = SlotOutcome(SlotStatus.ERROR, f"stopped: {why}")
         await self._end(slot, ended)
         return ended
 
-    async def _attempts(self, job: Job, slot: Slot) -> Ended:
+    async def _attempts(self, job: CronJob, slot: Slot) -> SlotOutcome:
         while True:
             ended = await self._attempt(job, slot)
             if ended.status is SlotStatus.OK or ended.status is SlotStatus.SKIPPED or slot.attempts > job.retries:
@@ -354,7 +354,7 @@ class Scheduler:
             slot = msgspec.structs.replace(slot, attempts=slot.attempts + 1)
             await self._database.write(functools.partial(cron.note_attempt, slot=slot, error=error))
 
-    async def _attempt(self, job: Job, slot: Slot) -> Ended:
+    async def _attempt(self, job: CronJob, slot: Slot) -> SlotOutcome:
         """Make one attempt; when this returns, it has ended, and an attempt that exceeded its timeout was stopped."""
         limit = getattr(job.spec, "timeout_seconds", None) or self.settings.timeout_seconds
         try:
@@ -362,18 +362,18 @@ class Scheduler:
                 return await self._perform(job, slot)
         except TimeoutError:
             if not scope.expired():
-                return Ended(SlotStatus.ERROR, "the run failed: TimeoutError")
-            return Ended(SlotStatus.TIMEOUT, f"the run did not end within {limit:g} s and was stopped")
+                return SlotOutcome(SlotStatus.ERROR, "the run failed: TimeoutError")
+            return SlotOutcome(SlotStatus.TIMEOUT, f"the run did not end within {limit:g} s and was stopped")
         except Exception as error:
             log.exception("job %s (%s) failed", job.id, job.name)
-            return Ended(SlotStatus.ERROR, f"the run failed: {type(error).__name__}: {error}")
+            return SlotOutcome(SlotStatus.ERROR, f"the run failed: {type(error).__name__}: {error}")
 
-    async def _end(self, slot: Slot, ended: Ended) -> None:
+    async def _end(self, slot: Slot, ended: SlotOutcome) -> None:
         """Record the outcome. A failure is reported if it is the first, or the first after a success."""
         now = clock()
         keep = self.settings.keep_runs
 
-        def write(store: Tx) -> Job | None:
+        def write(store: Tx) -> CronJob | None:
             known = cron.end_slot(
                 store,
                 slot,
@@ -449,7 +449,7 @@ def _replan(store: Tx, zone: ZoneInfo) -> None:
             cron.move_cursor(store, job.id, job.cursor, next_at)
 
 
-def _candidates(store: Tx) -> list[Job] | None:
+def _candidates(store: Tx) -> list[CronJob] | None:
     """Return the jobs that may have a slot to start; None if there is no slot to record or start."""
     now = clock()
     if not cron.pressing(store, now, now + JUMP_MS):
@@ -467,5 +467,5 @@ def clock() -> int:
     return time.time_ns() // 1_000_000
 
 
-def _vanished() -> Ended:
-    return Ended(SlotStatus.UNKNOWN, "outcome unknown: the scheduler that ran it vanished; it is not run again")
+def _vanished() -> SlotOutcome:
+    return SlotOutcome(SlotStatus.UNKNOWN, "outcome unknown: the scheduler that ran it vanished; it is not run again")

@@ -13,7 +13,7 @@ from farhand.gateway.schedule.time_parsing import DAY_MS, next_slot, slots_betwe
 from farhand.store.journal.events import append_event
 from farhand.store.ports import Tx
 from farhand.store.tables import cron
-from farhand.store.tables.cron import At, Job, Slot, SlotStatus
+from farhand.store.tables.cron import At, CronJob, Slot, SlotStatus
 
 # How late a job may start even if its policy skips late slots, so that a restart does not lose one.
 GRACE_MS = 60_000
@@ -26,7 +26,7 @@ MOST_ROWS = 100
 _PASSED = "its time passed while nothing could run it"
 
 
-def account(store: Tx, job: Job, now: int, zone: ZoneInfo, keep: int) -> None:
+def account(store: Tx, job: CronJob, now: int, zone: ZoneInfo, keep: int) -> None:
     """Record each slot between the job's cursor and now; keep at most `keep` finished rows."""
     # If the clock was days ahead, ignore the floor: repeating a slot is better than running nothing for days.
     earliest = max(now, job.floor) if job.floor - now < DAY_MS else now
@@ -60,7 +60,7 @@ def account(store: Tx, job: Job, now: int, zone: ZoneInfo, keep: int) -> None:
         cron.disable_job(store, job.id)
 
 
-def _fates(job: Job, slots: list[int], now: int, open_slots: list[Slot]) -> list[tuple[SlotStatus, str | None]]:
+def _fates(job: CronJob, slots: list[int], now: int, open_slots: list[Slot]) -> list[tuple[SlotStatus, str | None]]:
     """Return what to do with each due slot by the job's policy; oldest first."""
     wait: tuple[SlotStatus, str | None] = (SlotStatus.WAITING, None)
     missed = (SlotStatus.MISSED, _PASSED)
@@ -92,7 +92,7 @@ class JobChecks(msgspec.Struct, frozen=True):
 
 def take(
     store: Tx, now: int, checks: JobChecks, *, holder: str, room: int, since: int, only: str | None
-) -> list[tuple[Job, Slot]]:
+) -> list[tuple[CronJob, Slot]]:
     """Claim for `holder` at most `room` slots that can start now.
 
     Any slot from before `since`, the holder's start, counts as late. `only`: only slots of this job. Slots of a job
@@ -100,7 +100,7 @@ def take(
     """
     opened = cron.open_slots(store)
     busy = {slot.job for slot in opened if slot.status is SlotStatus.RUNNING}
-    begun: list[tuple[Job, Slot]] = []
+    begun: list[tuple[CronJob, Slot]] = []
     for slot in opened:
         if slot.status is not SlotStatus.WAITING or slot.job in busy or only not in (None, slot.job):
             continue
@@ -130,7 +130,7 @@ def take(
     return begun
 
 
-def _row(job: Job, slot: int, now: int, status: SlotStatus, error: str | None) -> Slot:
+def _row(job: CronJob, slot: int, now: int, status: SlotStatus, error: str | None) -> Slot:
     over = status is not SlotStatus.WAITING
     return Slot(
         job=job.id,
@@ -161,9 +161,9 @@ def close_one_shot(store: Tx, slot: Slot, status: SlotStatus) -> None:
         cron.disable_job(store, job.id)
 
 
-def _window(job: Job) -> float:
+def _window(job: CronJob) -> float:
     return (job.window_seconds or 0) * 1000
 
 
-def _pinned(job: Job) -> str:
+def _pinned(job: CronJob) -> str:
     return f"node {job.node!r}" if job.node else f"a node with the tag {job.tag!r}"

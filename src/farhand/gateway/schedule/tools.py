@@ -12,7 +12,7 @@ from farhand.gateway.access.principal import principal_of
 from farhand.gateway.calls.pinning import Pin
 from farhand.gateway.calls.policy_subject import handed_on
 from farhand.gateway.schedule.job_input import JOB_FIELDS
-from farhand.gateway.schedule.jobs import CronBook
+from farhand.gateway.schedule.jobs import CronJobs
 from farhand.gateway.schedule.scheduler import clock
 from farhand.protocol.calls import ToolSpec
 from farhand.protocol.errors import InvalidArgs
@@ -140,7 +140,7 @@ _PLAIN_SPEC: Final = ToolSpec(
 _FLAT: Final = tuple(name for name in JOB_FIELDS if name not in _NATIVE["properties"])
 
 
-def cron_tools(book: CronBook, pin_of: Callable[[str | None], Pin | None]) -> list[Tool]:
+def cron_tools(book: CronJobs, pin_of: Callable[[str | None], Pin | None]) -> list[Tool]:
     """Return the schedule tools; `pin_of` returns what a session's run is pinned to."""
 
     async def native(arguments: Mapping[str, Any], context: CallContext) -> Any:
@@ -188,7 +188,7 @@ def cron_tools(book: CronBook, pin_of: Callable[[str | None], Pin | None]) -> li
     ]
 
 
-async def act(book: CronBook, arguments: Mapping[str, Any], context: CallContext, pin: Pin | None) -> dict[str, Any]:
+async def act(book: CronJobs, arguments: Mapping[str, Any], context: CallContext, pin: Pin | None) -> dict[str, Any]:
     """Perform one action of `gsv__Cron`. Jobs made by a pinned run get the same pin. Raises ToolError."""
     action = _text(arguments, "action")
     if action is None:
@@ -269,7 +269,7 @@ def _job(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
     return flat if payload is None else payload
 
 
-async def _plain(book: CronBook, arguments: Mapping[str, Any], context: CallContext, pin: Pin | None) -> str:
+async def _plain(book: CronJobs, arguments: Mapping[str, Any], context: CallContext, pin: Pin | None) -> str:
     action = _text(arguments, "action")
     if not action:
         raise InvalidArgs("cron parameter action is required: list, add or remove")
@@ -304,14 +304,14 @@ def _prompted(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"name": name, "schedule": schedule, "spec": {"mode": "systemEvent", "text": prompt}}
 
 
-def _preview_added(book: CronBook, payload: Mapping[str, Any], agent_id: str | None) -> Preview:
+def _preview_added(book: CronJobs, payload: Mapping[str, Any], agent_id: str | None) -> Preview:
     """Describe what `add` would do. Times are shown as given: relative ones count from when the call runs."""
     job = book.planned(payload, clock(), agent_id)
     rest = {name: value for name, value in payload.items() if name not in ("name", "agentId")}
     return Preview(summary=f"adds a job for agent {job.agent_id}: {job.name}\n{_json(rest)}")
 
 
-async def _preview_job(book: CronBook, action: str, job_id: str, patch: Any = None) -> Preview:
+async def _preview_job(book: CronJobs, action: str, job_id: str, patch: Any = None) -> Preview:
     job = await book.get(job_id)
     does = {"update": "changes", "remove": "removes", "run": "runs"}[action]
     changes = f"\n{_json(patch)}" if action == "update" else ""

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import msgspec
 
-from farhand.agent.events import Completed, Event, StepStarted, TextDelta, ToolCalled, ToolEnded
+from farhand.agent.events import Completed, Event, StepStarted, StepText, ToolCalled, ToolEnded
 from farhand.agent.tool_outcome import Outcome
 from farhand.gateway.access.credentials import Credential, Scope
 from farhand.gateway.access.daily_budget import DailyBudget, message_budget
@@ -145,7 +145,7 @@ class Direct:
         self._tools = {tool.name: tool for tool in tools}
         self._agent = agent
 
-    def _told(self, result: msgspec.Raw) -> str:
+    def _reply_text(self, result: msgspec.Raw) -> str:
         """Return the text of a result, or its JSON if the text is blank."""
         text = msgspec.json.decode(result, type=_Text).text
         reply = text if text.strip() else bytes(result).decode()
@@ -161,7 +161,7 @@ class Direct:
         if turn.text.lower() == NEW:
             await self._start_afresh(turn)
             yield StepStarted(1, "")
-            yield TextDelta(1, AFRESH)
+            yield StepText(1, AFRESH)
             yield Completed(AFRESH, NO_USAGE, 1)
             return
         if turn.tool is None:
@@ -209,12 +209,12 @@ class Direct:
                 error = opened.raised or _kept_error(record)
                 raise ItemFailed(number, error, results) if several else error
             results.append(ended.result)
-            texts.append(self._told(ended.result))
+            texts.append(self._reply_text(ended.result))
             seconds = (record.duration_ms or 0.0) / 1000
             yield ToolEnded(1, use, Outcome(texts[-1], result=ended.result), seconds)
         reply = "\n\n".join(texts)
         await self._say(said, reply)
-        yield TextDelta(1, reply)
+        yield StepText(1, reply)
         yield Completed(reply, NO_USAGE, 1)
 
     # -- chats ------------------------------------------------------------------------------------------

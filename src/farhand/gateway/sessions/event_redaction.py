@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from farhand.agent.events import Event, Retrying, TextDelta, ThinkingDelta
+from farhand.agent.events import Event, StepRetrying, StepText, StepThinking
 from farhand.protocol.redaction import KnownSecrets, StreamRedactor
 
 
@@ -13,12 +13,12 @@ class VeiledEvents:
 
     def __init__(self, secrets: KnownSecrets) -> None:
         self._secrets = secrets
-        self._open: tuple[type[TextDelta | ThinkingDelta], int, StreamRedactor] | None = None
+        self._open: tuple[type[StepText | StepThinking], int, StreamRedactor] | None = None
 
     def shown(self, event: Event) -> Iterator[Event]:
         """Yield the events to emit now: deltas may wait for the next one; other events come after what waited."""
-        if not isinstance(event, TextDelta | ThinkingDelta):
-            if isinstance(event, Retrying) and event.void:
+        if not isinstance(event, StepText | StepThinking):
+            if isinstance(event, StepRetrying) and event.void:
                 self._open = None
             yield from self._rest()
             yield event

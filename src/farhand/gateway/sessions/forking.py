@@ -203,7 +203,7 @@ def _write(
     return Forked(session_keys.short(key), key, source.key, len(places), taken[-1].seq, left_out)
 
 
-class _Told(msgspec.Struct):
+class _ForkEvent(msgspec.Struct):
     at: int
     messages: int
     left_out: int
@@ -215,5 +215,5 @@ def _made(store: Tx, key: str) -> Forked:
     rows: list[Any] = store.execute(
         "SELECT data FROM events WHERE kind = 'session.forked' AND subject = ?", (key,)
     ).fetchall()
-    told = msgspec.json.decode(rows[0][0], type=_Told)
-    return Forked(session_keys.short(key), key, told.source, told.messages, told.at, told.left_out)
+    event = msgspec.json.decode(rows[0][0], type=_ForkEvent)
+    return Forked(session_keys.short(key), key, event.source, event.messages, event.at, event.left_out)

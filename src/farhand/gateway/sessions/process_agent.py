@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import AsyncGenerator
 from functools import partial
 
-from farhand.agent.events import Completed, Event, Failed, Stopped
+from farhand.agent.events import Completed, Event, RunFailed, Stopped
 from farhand.gateway.access.credentials import Credential
 from farhand.gateway.calls.admission import Denied
 from farhand.gateway.control.approvals import ApprovalRequested
@@ -24,7 +24,7 @@ class SessionAgent:
         self._sessions = sessions
 
     async def answer(self, turn: Turn) -> AsyncGenerator[Event, None]:
-        """Yield the events of the run, the last of them `Completed`, `Stopped` or `Failed`; closing this ends the run.
+        """Yield the events of the run, the last one `Completed`, `Stopped` or `RunFailed`; closing this ends the run.
 
         Raises ToolError for a rejected message, IdempotencyConflict, StoreError.
         """
@@ -43,7 +43,7 @@ class SessionAgent:
             raise Denied(error.message) from None
         try:
             async for event in run.follow():
-                if isinstance(event, Completed | Stopped | Failed):
+                if isinstance(event, Completed | Stopped | RunFailed):
                     break  # the outcome has the same information, even if these events were not sent
                 if not isinstance(event, Recorded | ApprovalRequested):
                     yield event
@@ -54,7 +54,7 @@ class SessionAgent:
         if outcome.state is RunState.STOPPED:
             yield Stopped(outcome.text, outcome.usage, outcome.steps)
         elif outcome.error is not None:
-            yield Failed(outcome.error.kind, outcome.error.message, outcome.usage, outcome.steps)
+            yield RunFailed(outcome.error.kind, outcome.error.message, outcome.usage, outcome.steps)
         else:
             yield Completed(outcome.reply, outcome.usage, outcome.steps)
 

@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 
 from farhand.agent.prompt import FILES, Machine, Prompted, PromptParts
-from farhand.agent.skills import Skill
+from farhand.agent.skills import PromptSkill
 from farhand.agent.tool_search import overview
 from farhand.gateway.nodes.registry import NodeRegistry
 from farhand.gateway.sessions import keys as session_keys
@@ -31,7 +31,7 @@ MOST_TAGS = 4
 FOR_GUESTS = frozenset({"SOUL.md", "AGENTS.md", "IDENTITY.md"})
 
 AgentFiles = Callable[[str], Awaitable[Mapping[str, str]]]
-AgentSkills = Callable[[str], Awaitable[Sequence[Skill]]]
+AgentSkills = Callable[[str], Awaitable[Sequence[PromptSkill]]]
 
 
 class Prompts:
@@ -63,7 +63,7 @@ class Prompts:
         )
         return Prompted(parts, "" if minimal else self._agents.of(agent).instructions or "")
 
-    async def _skills_of(self, agent: str) -> tuple[Skill, ...]:
+    async def _skills_of(self, agent: str) -> tuple[PromptSkill, ...]:
         try:
             return tuple(await self._skills(agent))
         except ToolError as error:  # an agent without its skills is better than none

@@ -11,17 +11,19 @@ import msgspec
 from farhand.agent.compaction import Compactor
 from farhand.agent.loop import Limits
 from farhand.agent.prompt import Prompted
-from farhand.llm.errors import BudgetSpent, ContextOverflow, ModelError, NotConfigured, Refused, Unavailable
+from farhand.llm.errors import BudgetSpent, ContextOverflow, ModelError, ModelRefused, NotConfigured, Unavailable
 from farhand.llm.messages import Finished, Message, StreamEvent
 from farhand.llm.model import Model, ModelRequest, Thinking
 from farhand.protocol.calls import ToolSpec
 from farhand.store.ports import Store, Tx, log_failure
 from farhand.store.tables import recordings as replays
-from farhand.store.tables.recordings import Asked, digest
+from farhand.store.tables.recordings import ModelExchange, digest
 
 ERRORS: dict[str, type[ModelError]] = {
-    error.__name__: error for error in (ModelError, NotConfigured, Refused, ContextOverflow, BudgetSpent, Unavailable)
+    error.__name__: error
+    for error in (ModelError, NotConfigured, ModelRefused, ContextOverflow, BudgetSpent, Unavailable)
 }
+ERRORS["Refused"] = ModelRefused  # in recordings of earlier versions
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +101,7 @@ class Asking:
         offered, listed = spec_list(request.tools)
         prompt = "".join(message.text for message in request.messages if message.role == "system").encode()
         contents += [*offered, listed, prompt]
-        row = Asked(
+        row = ModelExchange(
             self._run_id,
             0,
             0,
@@ -140,18 +142,18 @@ class AskedModel:
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[StreamEvent, None]:
         reply: Replied | None = None
-        told = False
+        recorded = False
         try:
             async with contextlib.aclosing(self._model.stream(request)) as stream:
                 async for event in stream:
                     if isinstance(event, Finished):
                         reply = Replied(finished=event)
                         self._asking.asked(request, reply)  # before the reply is used
-                        told = True
+                        recorded = True
                     yield event
         except ModelError as error:
             reply = Replied(error=type(error).__name__, message=error.message)
             raise
         finally:
-            if not told:
+            if not recorded:
                 self._asking.asked(request, reply)

@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 
 from farhand.agent import loop
-from farhand.agent.events import Appended, Compacted, Completed, Event, Failed, Stopped, TextDelta
-from farhand.agent.loop import Incoming
+from farhand.agent.events import Appended, Compacted, Completed, Event, RunFailed, StepText, Stopped
+from farhand.agent.loop import JoiningMessage
 from farhand.agent.tool_outcome import Outcome
 from farhand.agent.tool_search import CORE, ToolShelf
 from farhand.agent.tools import AgentTool, ToolList, Tools, WithClients
@@ -35,7 +35,7 @@ from farhand.store.ports import Tx
 from farhand.store.tables import recordings as replays
 from farhand.store.tables import sessions
 from farhand.store.tables.calls import CallRecord, made_by
-from farhand.store.tables.recordings import DIGEST_BYTES, Asked, Attempt, digest
+from farhand.store.tables.recordings import DIGEST_BYTES, Attempt, ModelExchange, digest
 from farhand.store.tables.sessions import Entry, RunRecord, RunState
 
 SHOWN = 2_000
@@ -68,12 +68,12 @@ class ReplayedRun(msgspec.Struct, frozen=True):
     difference: Difference | None
 
 
-class Recorded(msgspec.Struct, frozen=True):
+class RecordedRun(msgspec.Struct, frozen=True):
     """All recorded data of a run."""
 
     run: RunRecord
     attempts: list[Attempt]
-    asked: list[Asked]
+    asked: list[ModelExchange]
     # The initial messages to the model, for each attempt.
     conversations: list[list[Entry]]
     # Entries of the run and of messages that joined it, including summaries.
@@ -82,7 +82,7 @@ class Recorded(msgspec.Struct, frozen=True):
     contents: dict[bytes, bytes]
 
 
-def recorded(store: Tx, run_id: str) -> Recorded:
+def recorded(store: Tx, run_id: str) -> RecordedRun:
     """Read a run. Raises NotFound if it does not exist, InvalidArgs if it cannot be replayed."""
     run = sessions.find_run(store, run_id)
     if run is not None and run.joined_to is not None:
@@ -117,7 +117,7 @@ def recorded(store: Tx, run_id: str) -> Recorded:
     for attempt in attempts:
         for file in msgspec.json.decode(attempt.settings, type=RunSettings).prompt.parts.files.values():
             _take(store, contents, bytes.fromhex(file))
-    return Recorded(run, attempts, asked, conversations, entries, made_by(store, f"run:{run.id}:"), contents)
+    return RecordedRun(run, attempts, asked, conversations, entries, made_by(store, f"run:{run.id}:"), contents)
 
 
 def _take(store: Tx, contents: dict[bytes, bytes], name: bytes) -> None:
@@ -128,7 +128,7 @@ def _take(store: Tx, contents: dict[bytes, bytes], name: bytes) -> None:
             raise InvalidArgs(f"a part of the request with the digest {name.hex()} is missing from the store") from None
 
 
-async def replay(record: Recorded) -> ReplayedRun:
+async def replay(record: RecordedRun) -> ReplayedRun:
     """Replay a run up to the first difference."""
     requests = made = 0
     difference: Difference | None = None
@@ -148,7 +148,7 @@ async def replay(record: Recorded) -> ReplayedRun:
 class _Again:
     """The replay of one attempt of a run."""
 
-    def __init__(self, record: Recorded, number: int, attempt: Attempt) -> None:
+    def __init__(self, record: RecordedRun, number: int, attempt: Attempt) -> None:
         self._record = record
         self._settings = msgspec.json.decode(attempt.settings, type=RunSettings)
         self._options = msgspec.json.decode(record.run.options, type=RunOptions)
@@ -263,7 +263,7 @@ class _Again:
         left = [message for _, message in self._expected if message.role == "assistant"]
         return left[0].text if left and not left[0].tool_calls else ""
 
-    def _same_request(self, row: Asked, request: ModelRequest) -> bool:
+    def _same_request(self, row: ModelExchange, request: ModelRequest) -> bool:
         prompt = "".join(message.text for message in request.messages if message.role == "system").encode()
         if digest(prompt) != row.prompt:
             self._differ("prompt", *_first_difference(self._record.contents[row.prompt].decode(), prompt.decode()))
@@ -294,8 +294,8 @@ class _Again:
 
     async def _call(self, use: ToolUse) -> Outcome:
         self.calls += 1
-        told = next((said for _, said in self._expected if said.role == "tool" and said.tool_call_id == use.id), None)
-        shown = None if told is None else Outcome(told.content, is_error=told.is_error)
+        result = next((said for _, said in self._expected if said.role == "tool" and said.tool_call_id == use.id), None)
+        shown = None if result is None else Outcome(result.content, is_error=result.is_error)
         places = self._places.get(use.id)
         if places:
             seq, place = places.popleft()
@@ -309,17 +309,17 @@ class _Again:
         self._differ("call", "no such call", f"{use.name} {use.arguments}")
         return Outcome.failed("not_found", "the record has no such call")
 
-    def _inbox(self) -> list[Incoming]:
+    def _inbox(self) -> list[JoiningMessage]:
         """Return the messages that joined the run at this point."""
-        joining: list[Incoming] = []
+        joining: list[JoiningMessage] = []
         for entry, message in self._expected:
             if message.role != "user" or entry.keeps_from is not None:
                 break
-            joining.append(Incoming(entry.run_id or "", message))
+            joining.append(JoiningMessage(entry.run_id or "", message))
         return joining
 
     def _compare(self, event: Event) -> None:
-        if isinstance(event, TextDelta):
+        if isinstance(event, StepText):
             self._heard.set()
         elif isinstance(event, Appended):
             self._compare_message(event.message)
@@ -350,7 +350,7 @@ class _Again:
         match last:
             case Completed():
                 got = f"ok: {last.reply}"
-            case Failed():
+            case RunFailed():
                 got = f"failed: {last.message}"
             case Stopped():
                 got = f"{run.state.value}: " if self._cut_off else "stopped: "

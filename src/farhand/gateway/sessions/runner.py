@@ -12,8 +12,8 @@ import msgspec
 from farhand.agent import loop
 from farhand.agent import tool_recording as recording
 from farhand.agent.compaction import Compactor
-from farhand.agent.events import Appended, Compacted, Completed, Event, Failed, Stopped
-from farhand.agent.loop import Incoming, Limits
+from farhand.agent.events import Appended, Compacted, Completed, Event, RunFailed, Stopped
+from farhand.agent.loop import JoiningMessage, Limits
 from farhand.agent.prompt import Prompted, PromptParts
 from farhand.agent.tokens import text_tokens
 from farhand.agent.tool_outcome import Outcome, cancelled
@@ -518,10 +518,10 @@ class _Turn:
     def _recorded(self, line: bytes) -> None:
         self._run.happened(Recorded(line.decode()))
 
-    def _inbox(self) -> list[Incoming]:
+    def _inbox(self) -> list[JoiningMessage]:
         joining = self._sessions.joining(self._run)
         self._incoming |= {one.id: one for one in joining}
-        return [Incoming(one.id, one.message) for one in joining]
+        return [JoiningMessage(one.id, one.message) for one in joining]
 
     async def _keep(self, event: Appended) -> None:
         """Store an entry of the transcript, with its usage and the message it came from."""
@@ -583,7 +583,7 @@ class _Turn:
             case Completed():
                 ended = self._ended(RunState.OK, last.reply, usage=last.usage, steps=last.steps)
                 return msgspec.structs.replace(ended, finish_reason=last.finish_reason, handed=last.handed)
-            case Failed():
+            case RunFailed():
                 failure = RunFailure(last.kind, last.message)
                 return self._ended(RunState.FAILED, error=failure, usage=last.usage, steps=last.steps)
             case Stopped():

@@ -99,7 +99,7 @@ class SessionTools:
         limit, offset = _page(limit, offset, MAX_HISTORY)
         await self._sessions.check_visible(session_id, principal_of(context))
         entries = await self._sessions.history(session_id, limit, offset=offset)
-        return "\n".join(told(entry) for entry in entries)
+        return "\n".join(entry_text(entry) for entry in entries)
 
     async def sessions_send(self, context: CallContext, session_id: SessionId, content: str) -> str:
         """Send a message to a session; its agent works on it."""
@@ -304,7 +304,7 @@ def message_of(entry: Entry) -> Message:
     return msgspec.json.decode(entry.message, type=Message)
 
 
-def told(entry: Entry) -> str:
+def entry_text(entry: Entry) -> str:
     """Format an entry as one line: the role and its parts."""
     message = message_of(entry)
     parts: list[str] = []

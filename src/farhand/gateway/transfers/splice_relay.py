@@ -31,7 +31,7 @@ ARRIVE_SECONDS: Final = 5.0
 GO: Final = b"\x01"
 
 
-class Carriage:
+class SpliceRelay:
     """The connections of one attempt of a transfer. Its creator calls `close`."""
 
     def __init__(self, broke: Callable[[], None]) -> None:
@@ -71,7 +71,7 @@ class Carriage:
             return False
         ends = self._ends["send"].result(), self._ends["receive"].result(), asyncio.get_running_loop()
         try:
-            threading.Thread(target=self._carry, args=ends, name="farhand-carriage", daemon=True).start()
+            threading.Thread(target=self._carry, args=ends, name="farhand-splice", daemon=True).start()
         except RuntimeError as error:
             log.warning("transfer uses the node sockets: %s", error)
             self.close()

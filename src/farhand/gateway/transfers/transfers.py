@@ -26,7 +26,7 @@ from farhand.gateway.nodes.endpoints import Endpoint, read_endpoint
 from farhand.gateway.nodes.queries import Queries
 from farhand.gateway.nodes.registry import Connection, NodeRegistry
 from farhand.gateway.transfers.relay import Interrupted, NodeParty, Party, Role, StartAgain, Stream
-from farhand.gateway.transfers.splice_relay import CAN_CARRY, Carriage
+from farhand.gateway.transfers.splice_relay import CAN_CARRY, SpliceRelay
 from farhand.protocol.errors import (
     Cancelled,
     ErrorKind,
@@ -183,7 +183,7 @@ class Transfers:
         self._open: dict[str, OpenTransfer] = {}
         self._streams: dict[int, Stream] = {}
         # By ticket: the attempt, the end, and the address it must come from.
-        self._tickets: dict[str, tuple[Carriage, Role, str]] = {}
+        self._tickets: dict[str, tuple[SpliceRelay, Role, str]] = {}
         self._numbers = itertools.count(first_number)
         self._slots = asyncio.Semaphore(MAX_ACTIVE)
         self._shares: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(MAX_ACTIVE_OF_ONE))
@@ -410,8 +410,8 @@ class Transfers:
         if found is None or found[2] != address:
             return None
         del self._tickets[ticket]
-        carriage, role, _ = found
-        return carriage.expect(role)
+        splice, role, _ = found
+        return splice.expect(role)
 
     # -- running ----------------------------------------------------------------------------------------
 
@@ -471,8 +471,8 @@ class Transfers:
                 return Cancelled(reason)
             return Cancelled(f"{reason}; {AS_IT_WAS if placed is False else NOT_KNOWN}")
         if placed is None:
-            told = f"{failure.message}; {NOT_KNOWN}"
-            return ToolError.of(failure.kind, told) if failure.kind in _STATES else Failed(f"{UNKNOWN} {told}")
+            message = f"{failure.message}; {NOT_KNOWN}"
+            return ToolError.of(failure.kind, message) if failure.kind in _STATES else Failed(f"{UNKNOWN} {message}")
         return failure
 
     async def _placed(self, opened: OpenTransfer) -> bool | None:
@@ -543,9 +543,9 @@ class Transfers:
         for end in opened.own.values():
             end.attach(stream)
         over = False
-        carriage = self._carriage(opened, stream)
+        splice = self._splice(opened, stream)
         try:
-            ticket = self._ticket(carriage, "send", sender)
+            ticket = self._ticket(splice, "send", sender)
             sender.tell(TransferOpen(stream.number, record.id, "send", opened.source.path, ticket=ticket))
             offer = await self._patiently(stream, stream.offered)
             ends = {"source": record.source, "destination": record.destination}
@@ -557,35 +557,35 @@ class Transfers:
                 offer = msgspec.structs.replace(offer, name=source_name(opened.source.path))
             opened.manifest_bytes = offer.manifest_bytes
             opened.record = msgspec.structs.replace(record, files=offer.files, bytes_total=offer.size, mime=offer.mime)
-            ticket = self._ticket(carriage, "receive", receiver) if carriage and carriage.expects("send") else None
+            ticket = self._ticket(splice, "receive", receiver) if splice and splice.expects("send") else None
             receiver.tell(
                 TransferOpen(stream.number, record.id, "receive", opened.destination.path, offer, ticket=ticket)
             )
             accepted = await self._patiently(stream, stream.accepted)
             if not accepted.complete:
-                if carriage is not None and await carriage.start():
-                    stream.carried(carriage.broke)
+                if splice is not None and await splice.start():
+                    stream.carried(splice.broke)
                 await self._patiently(stream, stream.done)
             opened.record = msgspec.structs.replace(opened.record, bytes_done=offer.size)
             over = True
         except Timeout as error:
-            if carriage is None or not carriage.carrying:
+            if splice is None or not splice.carrying:
                 raise
-            carriage.broke()
+            splice.broke()
             raise Interrupted(f"{error.message}, on a connection of its own") from None
         finally:
             del self._streams[stream.number]
             opened.whole = opened.whole or stream.whole
             stream.over()
-            if carriage is not None:
-                carriage.close()
-                for each in carriage.tickets.values():
+            if splice is not None:
+                splice.close()
+                for each in splice.tickets.values():
                     self._tickets.pop(each, None)
             if not over:  # another attempt may follow; the end decides what is kept
                 for party in (sender, receiver):
                     party.tell(TransferStop(record.id, keep=True))
 
-    def _carriage(self, opened: OpenTransfer, stream: Stream) -> Carriage | None:
+    def _splice(self, opened: OpenTransfer, stream: Stream) -> SpliceRelay | None:
         """Return a dedicated relay if both ends are nodes that support it."""
         sender, receiver = stream.sender, stream.receiver
         if not CAN_CARRY or not isinstance(sender, NodeParty) or not isinstance(receiver, NodeParty):
@@ -598,13 +598,13 @@ class Transfers:
             opened.uncarried = ends
             stream.fail(Interrupted("a connection for its bytes ended"))
 
-        return Carriage(broke)
+        return SpliceRelay(broke)
 
-    def _ticket(self, carriage: Carriage | None, role: Role, party: Party) -> str | None:
-        if carriage is None or not isinstance(party, NodeParty):
+    def _ticket(self, splice: SpliceRelay | None, role: Role, party: Party) -> str | None:
+        if splice is None or not isinstance(party, NodeParty):
             return None
-        ticket = carriage.tickets[role]
-        self._tickets[ticket] = carriage, role, party.connection.link.address
+        ticket = splice.tickets[role]
+        self._tickets[ticket] = splice, role, party.connection.link.address
         return ticket
 
     async def _patiently(self, stream: Stream, future: asyncio.Future[Any]) -> Any:

@@ -115,7 +115,7 @@ class NetworkRule(msgspec.Struct, frozen=True):
         return _is_public(address) or host == address or self.names(address, port) or _is_localhost(host, address)
 
 
-class Refused(Exception):
+class EgressRefused(Exception):
     """A connection that the rule does not allow, or that failed; `status` is the HTTP status of the answer."""
 
     def __init__(self, status: str, reason: str) -> None:
@@ -171,7 +171,7 @@ class EgressProxy:
             else:
                 upstream.write(first.encode("latin-1"))
             await _both(reader, writer, upstream_reader, upstream)
-        except Refused as error:
+        except EgressRefused as error:
             log.warning("egress to %s refused: %s", target[:200], error, extra={"event": "egress.refused"})
             body = f"farhand: {error}\n".encode()
             writer.write(b"HTTP/1.1 %b\r\ncontent-type: text/plain\r\n" % error.status.encode())
@@ -220,16 +220,16 @@ class EgressProxy:
         rule = self._rule()
         named = rule.names(host, port) or LOCAL in rule.hosts
         if rule.kind == "none" or (rule.kind == "allow" and not named):
-            raise Refused("403 Forbidden", f"{host}:{port} is not allowed by --network {rule.text}")
+            raise EgressRefused("403 Forbidden", f"{host}:{port} is not allowed by --network {rule.text}")
         try:
             async with asyncio.timeout(_CONNECT_SECONDS):
                 found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except (OSError, TimeoutError, UnicodeError):
-            raise Refused("502 Bad Gateway", f"{host} cannot be resolved") from None
+            raise EgressRefused("502 Bad Gateway", f"{host} cannot be resolved") from None
         addresses = [str(address[0]) for _, _, _, _, address in found]
         allowed = [address for address in addresses if rule.reaches(host, port, address)]
         if not allowed:
-            raise Refused("403 Forbidden", _not_allowed(rule, host, addresses))
+            raise EgressRefused("403 Forbidden", _not_allowed(rule, host, addresses))
         problem: Exception | None = None
         for address in allowed:
             try:
@@ -240,7 +240,7 @@ class EgressProxy:
                     )
             except (OSError, TimeoutError) as error:
                 problem = error
-        raise Refused("502 Bad Gateway", f"cannot connect to {host}:{port}: {problem}")
+        raise EgressRefused("502 Bad Gateway", f"cannot connect to {host}:{port}: {problem}")
 
 
 def _read_head(head: str) -> tuple[str, str, str]:
@@ -248,13 +248,13 @@ def _read_head(head: str) -> tuple[str, str, str]:
     lines = head.rstrip("\r\n").split("\r\n")
     words = lines[0].split(" ")
     if len(words) != 3:
-        raise Refused("400 Bad Request", "not an HTTP request")
+        raise EgressRefused("400 Bad Request", "not an HTTP request")
     method, target, version = words
     if method == "CONNECT":
         return method, target, ""
     parts = urlsplit(target)
     if parts.scheme != "http" or not parts.netloc:
-        raise Refused("400 Bad Request", "use CONNECT, or a request with a full http:// address")
+        raise EgressRefused("400 Bad Request", "use CONNECT, or a request with a full http:// address")
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     kept = [line for line in lines[1:] if line.split(":", 1)[0].strip().lower() not in (*_HOP_HEADERS, "host")]
     return (
@@ -272,7 +272,7 @@ def _address(method: str, target: str) -> tuple[str, int]:
     except ValueError:
         host, port = None, 0
     if not host or (method == "CONNECT" and ":" not in target):
-        raise Refused("400 Bad Request", f"invalid target {target[:200]!r}")
+        raise EgressRefused("400 Bad Request", f"invalid target {target[:200]!r}")
     return host.lower().rstrip("."), port
 
 

@@ -45,7 +45,7 @@ class TransferQuestion(msgspec.Struct):
     transfer_id: str
 
 
-class Transfers:
+class NodeTransfers:
     """Every end of a transfer that is on this node. Its owner calls `close`."""
 
     features: tuple[str, ...] = (FEATURE_TRANSFER,)

@@ -24,7 +24,7 @@ from farhand.machine.files.private_files import replace_private
 from farhand.machine.files.refused_paths import PROTECTED, ForbiddenPath
 from farhand.machine.files.undo_log import call_id
 from farhand.machine.jobs.jobs import machine_boot
-from farhand.node.transfers.resume_notes import Note, Notes, Phase
+from farhand.node.transfers.resume_notes import Notes, Phase, ResumeNote
 from farhand.protocol.errors import Failed, InvalidArgs, NotAllowed, NotFound, ProtocolError
 from farhand.protocol.frames import HEADER_BYTES, FrameKind, read_header, read_part_end
 from farhand.protocol.manifest import MAX_MANIFEST_BYTES, EntryKind, Manifest, ManifestEntry
@@ -73,7 +73,7 @@ class Arrival:
     def offset(self) -> int:
         return self._position.offset
 
-    def _begin(self, note: Note | None) -> None:
+    def _begin(self, note: ResumeNote | None) -> None:
         place, offer = self._place, self._offer
         parent, self._name = os.path.split(place.real)
         if not self._name:
@@ -93,7 +93,7 @@ class Arrival:
             self._manifest = self._kept_manifest(note)
         if self._manifest is None:
             self._remove_partial()
-            self._notes.write(self._id, Note(place.path, offer.manifest_digest, machine_boot()))
+            self._notes.write(self._id, ResumeNote(place.path, offer.manifest_digest, machine_boot()))
         else:
             self._take_up()
         space = os.fstatvfs(self._folder)
@@ -211,7 +211,7 @@ class Arrival:
 
     # -- taking up --------------------------------------------------------------------------------------
 
-    def _kept_manifest(self, note: Note) -> Manifest | None:
+    def _kept_manifest(self, note: ResumeNote) -> Manifest | None:
         with contextlib.suppress(OSError, ProtocolError):
             data = self._notes.path(self._id, "manifest").read_bytes()
             if blake3(data).hexdigest() == note.manifest_digest:
@@ -276,7 +276,9 @@ class Arrival:
                 self._check_target()
                 self._sync_all(manifest)
         self._close_file()
-        self._notes.write(self._id, Note(self._place.path, self._offer.manifest_digest, machine_boot(), Phase.PLACING))
+        self._notes.write(
+            self._id, ResumeNote(self._place.path, self._offer.manifest_digest, machine_boot(), Phase.PLACING)
+        )
         self._put_in_place()
 
     def _put_in_place(self, *, again: bool = False) -> None:
@@ -293,10 +295,12 @@ class Arrival:
                 else:
                     self._merge()
             except OSError:
-                self._notes.write(self._id, Note(self._place.path, self._offer.manifest_digest, machine_boot()))
+                self._notes.write(self._id, ResumeNote(self._place.path, self._offer.manifest_digest, machine_boot()))
                 raise
             sync_folder(self._folder)
-        self._notes.write(self._id, Note(self._place.path, self._offer.manifest_digest, machine_boot(), Phase.DONE))
+        self._notes.write(
+            self._id, ResumeNote(self._place.path, self._offer.manifest_digest, machine_boot(), Phase.DONE)
+        )
         self._notes.path(self._id, "manifest").unlink(missing_ok=True)
         self.complete = True
         self.close()

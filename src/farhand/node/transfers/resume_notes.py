@@ -21,7 +21,7 @@ class Phase(StrEnum):
     DONE = "done"
 
 
-class Note(msgspec.Struct, frozen=True):
+class ResumeNote(msgspec.Struct, frozen=True):
     """What a node remembers of a transfer it receives."""
 
     target: str
@@ -48,12 +48,12 @@ class Notes:
         self.folder.mkdir(mode=0o700, exist_ok=True)
         return self.folder / f"{transfer_id}.{kind}"
 
-    def read(self, transfer_id: str) -> Note | None:
+    def read(self, transfer_id: str) -> ResumeNote | None:
         with contextlib.suppress(OSError, msgspec.MsgspecError):
-            return msgspec.json.decode(self.path(transfer_id, "json").read_bytes(), type=Note)
+            return msgspec.json.decode(self.path(transfer_id, "json").read_bytes(), type=ResumeNote)
         return None
 
-    def write(self, transfer_id: str, note: Note) -> None:
+    def write(self, transfer_id: str, note: ResumeNote) -> None:
         replace_private(self.path(transfer_id, "json"), msgspec.json.encode(note))
 
     def forget(self, transfer_id: str) -> None:

@@ -48,7 +48,7 @@ SIZE: Final = "SELECT length(args) + coalesce(length(result), 0), idempotency_ke
 RUN_OPEN: Final = "SELECT 1 FROM runs WHERE id = ? AND ended_at IS NULL"
 
 
-class Usage(msgspec.Struct, frozen=True):
+class HistorySize(msgspec.Struct, frozen=True):
     """The size of the history, in rows and bytes of content."""
 
     events: int
@@ -70,10 +70,10 @@ class Batch(msgspec.Struct, frozen=True):
     freed: int
 
 
-def usage(tx: Tx) -> Usage:
+def usage(tx: Tx) -> HistorySize:
     """Return the size of the history. Reads every row."""
     row: Any = tx.execute(USAGE).fetchall()[0]
-    return Usage(*row)
+    return HistorySize(*row)
 
 
 def used_bytes(tx: Tx) -> int:
@@ -141,7 +141,7 @@ class _Progress:
                 self.freed += found[0][0] + CALL_BYTES if found else 0
             elif kind == "message.added":
                 messages += 1
-                self._told(data)
+                self._count_event(data)
             elif kind == "journal.sealed":
                 self._old(data)
         last = group[-1]
@@ -156,7 +156,7 @@ class _Progress:
             broken=self.pruned.broken if sound or self.pruned.broken is not None else int(group[0][0]),
         )
 
-    def _told(self, data: bytes) -> None:
+    def _count_event(self, data: bytes) -> None:
         with contextlib.suppress(msgspec.MsgspecError):  # a modified event does not match its seal either
             self._last_entry = max(self._last_entry, msgspec.json.decode(data, type=ToldMessage).seq)
 

@@ -157,17 +157,17 @@ def seal_old_rows(tx: Tx, now: int) -> None:
     chain.id, chain.hash = 0, chain.sealer.beginning
     count = 0
     covers = Covers(tx)
-    told: set[str] = set()
+    recorded: set[str] = set()
     while page := rows_after(tx, chain.id):
         for number, at, kind, subject, data, _ in page:
             row = (number, at, kind, subject, data)
             chain.id, chain.hash = number, chain.sealer.hash(chain.hash, [(row, covers(kind, subject, data))])
             tx.execute("UPDATE events SET hash = ? WHERE id = ?", (chain.hash, number))
             if kind in ("call.started", "call.ended"):
-                told.add(subject)
+                recorded.add(subject)
         count += len(page)
     for (call_id,) in tx.execute("SELECT id FROM calls ORDER BY seq").fetchall():
-        if call_id in covers.open or call_id not in told:
+        if call_id in covers.open or call_id not in recorded:
             calls.append_missing_events(tx, str(call_id), begun=call_id in covers.open, now=now)
     last: list[Any] = tx.execute("SELECT coalesce(max(seq), 0) FROM entries").fetchall()
     entries: int = last[0][0]

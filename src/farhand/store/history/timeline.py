@@ -112,7 +112,7 @@ class Page(msgspec.Struct, frozen=True):
     last: int
 
 
-class _Told(msgspec.Struct, frozen=True):
+class _AddedMessage(msgspec.Struct, frozen=True):
     role: str = ""
     content: Any = ""
     tool_calls: list[dict[str, Any]] = []
@@ -226,9 +226,9 @@ def _call(tx: Tx, call_id: str, hide: Hide) -> CallLine | None:
     if not rows:
         return None
     tool, args, size, session, node, state, took, result, length, kind, message, credential, behalf = rows[0]
-    told = None if result is None else _short(result, length, hide)
+    short_result = None if result is None else _short(result, length, hide)
     shown = _short(args, size, hide)
-    return CallLine(tool, shown, session, node, state, took, told, kind, message, credential, behalf)
+    return CallLine(tool, shown, session, node, state, took, short_result, kind, message, credential, behalf)
 
 
 def _run(tx: Tx, run_id: str, hide: Hide) -> RunLine | None:
@@ -247,14 +247,14 @@ def _message(tx: Tx, data: bytes, hide: Hide) -> MessageLine | None:
         rows: list[Any] = tx.execute(_ENTRY, (seq,)).fetchall()
         if not rows:
             return None
-        told = msgspec.json.decode(rows[0][0], type=_Told)
+        short_result = msgspec.json.decode(rows[0][0], type=_AddedMessage)
     except msgspec.MsgspecError:
         return None
-    content = told.content
+    content = short_result.content
     if not isinstance(content, str):
         content = " ".join(str(block.get("text", "[image]")) for block in content if isinstance(block, dict))
-    role = told.role if rows[0][3] is None else "summary"
-    names = [str(use.get("name", "")) for use in told.tool_calls]
+    role = short_result.role if rows[0][3] is None else "summary"
+    names = [str(use.get("name", "")) for use in short_result.tool_calls]
     return MessageLine(seq, role, _short(content.encode(), len(content.encode()), hide), names, rows[0][1])
 
 

@@ -50,7 +50,7 @@ class Fault(msgspec.Struct, frozen=True):
     last: int | None = None
 
 
-class Note(msgspec.Struct, frozen=True):
+class AuditNote(msgspec.Struct, frozen=True):
     """Information for the owner that is not a fault."""
 
     id: int | None
@@ -70,7 +70,7 @@ class Report(msgspec.Struct, frozen=True):
     # The first fault.
     fault: Fault | None
     faults: list[Fault]
-    notes: list[Note]
+    notes: list[AuditNote]
 
 
 class RestoredJournal(msgspec.Struct, frozen=True):
@@ -121,7 +121,7 @@ class _Verification:
         self._start = start
         self._noted = noted
         self._faults: list[Fault] = []
-        self._notes: list[Note] = []
+        self._notes: list[AuditNote] = []
         self._covers = Covers(tx)
         self._begun = 0
         self._messages = 0
@@ -139,7 +139,7 @@ class _Verification:
             f"history before {when} was pruned by retention: {pruned.events} events up to {pruned.through}, and "
             f"{pruned.calls} calls; they cannot be checked any more"
         )
-        self._notes.append(Note(None, None, message))
+        self._notes.append(AuditNote(None, None, message))
         if pruned.broken is not None:
             message = f"events from {pruned.broken} on did not match their seals when retention removed them"
             self._faults.append(Fault(None, message))
@@ -180,12 +180,12 @@ class _Verification:
             "SELECT id, at, data FROM events WHERE kind IN (?, ?) ORDER BY id DESC", RESTORED
         ).fetchall()
         for number, at, data in rows:
-            told = _restored(data)
-            if told is not None and told.other_key and self._sealed_here(number):
+            restored = _restored(data)
+            if restored is not None and restored.other_key and self._sealed_here(number):
                 self._foreign = True
-                last = told.head.partition(":")[0]
+                last = restored.head.partition(":")[0]
                 message = f"the events up to {last} were sealed in a home with another key: not checked"
-                self._notes.append(Note(number, at, message))
+                self._notes.append(AuditNote(number, at, message))
                 return self._behind(number)
         if self._pruned is not None:
             return self._after_pruning(self._pruned)
@@ -236,12 +236,12 @@ class _Verification:
             if kind == "message.added":
                 self._messages += 1
             elif kind in (SEALED, CUT, UNGUARDED, *RESTORED):
-                self._told(number, at, kind, data)
+                self._note_event(number, at, kind, data)
         if self._sealer.hash(before, rows) != group[-1][5]:
             number, what = _what(group, last)
             self._faults.append(Fault(number, missing or what, group[-1][0]))
 
-    def _told(self, number: int, at: int, kind: str, data: bytes) -> None:
+    def _note_event(self, number: int, at: int, kind: str, data: bytes) -> None:
         """Read what an event records about the journal itself."""
         with contextlib.suppress(msgspec.MsgspecError, ValueError):
             if kind == SEALED:
@@ -250,26 +250,26 @@ class _Verification:
                 message = (
                     f"{sealed.rows} earlier events were written by a version without seals and sealed at this event"
                 )
-                self._notes.append(Note(number, at, message))
+                self._notes.append(AuditNote(number, at, message))
             elif kind == UNGUARDED:
                 message = "the gateway started without knowing how far the journal had gone: its last rows may be gone"
-                self._notes.append(Note(number, at, message))
+                self._notes.append(AuditNote(number, at, message))
             elif kind == CUT:
                 cut = msgspec.json.decode(data, type=_CutData)
                 what = f"the journal ended at {cut.found[:40]}… instead of {cut.expected[:40]}…"
                 if cut.crash:
                     message = f"after a crash of the machine {what}: commits that were not on disk are lost"
-                    self._notes.append(Note(number, at, message))
+                    self._notes.append(AuditNote(number, at, message))
                 else:
                     self._fault(number, f"when the gateway started, {what}: rows at its end were removed or changed")
-            elif (told := _restored(data)) is not None:
-                copy, gone = Head.parse(told.head) if told.head[0] != "0" else Head(0, b""), None
-                if told.head_before is not None:
-                    gone = Head.parse(told.head_before)
+            elif (restored := _restored(data)) is not None:
+                copy, gone = Head.parse(restored.head) if restored.head[0] != "0" else Head(0, b""), None
+                if restored.head_before is not None:
+                    gone = Head.parse(restored.head_before)
                     self._losses.append((number, copy, gone))
                 how = "an earlier copy of the store took its place" if copy.id else "the store began anew"
                 far = f"; the journal had reached event {gone.id}" if gone and gone.id > copy.id else ""
-                self._notes.append(Note(number, at, f"{how}, with events up to {copy.id}{far}"))
+                self._notes.append(AuditNote(number, at, f"{how}, with events up to {copy.id}{far}"))
 
     # -- end and related records ------------------------------------------------------------------------
 
@@ -280,7 +280,7 @@ class _Verification:
     def _end(self) -> None:
         if self._kept is None:
             message = "journal.head is missing: rows cut off at the journal's end would not be missed"
-            self._notes.append(Note(None, None, message))
+            self._notes.append(AuditNote(None, None, message))
             return
         kept = self._kept.head
         found: list[Any] = self._store.execute("SELECT hash FROM events WHERE id = ?", (kept.id,)).fetchall()
@@ -290,7 +290,7 @@ class _Verification:
         what = f"the journal had reached event {kept.id}" if end < kept.id else f"event {kept.id} was changed"
         if not self._kept.clean and self._kept.boot != boot_id():
             message = f"{what} and ends at {end}: the machine crashed before everything was on disk"
-            self._notes.append(Note(end, None, message))
+            self._notes.append(AuditNote(end, None, message))
         else:
             self._fault(end, f"{what}, and ends at {end} now: rows at its end were removed or changed")
 
@@ -320,7 +320,7 @@ class _Verification:
             return
         if self._pruned is not None and noted.id <= self._pruned.through:
             message = f"event {noted.id}, which was noted, was pruned by retention and can no longer be compared"
-            self._notes.append(Note(None, None, message))
+            self._notes.append(AuditNote(None, None, message))
             return
         for number, copy, gone in self._losses:
             if copy.id < noted.id <= gone.id:

@@ -65,7 +65,7 @@ class S3Objects:
 
     async def get(self, key: str) -> tuple[ObjectInfo, bytes]:
         info, result = await self._ask(check_key(key), {})
-        with told(key):
+        with s3_errors(key):
             return info, bytes(await result.bytes_async())
 
     async def put(
@@ -82,7 +82,7 @@ class S3Objects:
         mode: Any = "create" if if_absent else "overwrite"
         if if_match is not None:
             mode = {"e_tag": f'"{if_match}"'}
-        with told(key):
+        with s3_errors(key):
             result = await obstore.put_async(
                 self._store, key, data, attributes={"Content-Type": kind}, mode=mode, use_multipart=False
             )
@@ -94,7 +94,7 @@ class S3Objects:
             return False
         if if_match is not None and info.etag != if_match:
             raise Conflict(f"the object {key!r} was changed in the meantime; it was not removed")
-        with told(key):
+        with s3_errors(key):
             await obstore.delete_async(self._store, key)
         return True
 
@@ -102,7 +102,7 @@ class S3Objects:
         self, prefix: str, *, delimiter: bool = False, after: str | None = None, limit: int = PAGE
     ) -> Listing:
         check_prefix(prefix)
-        with told(prefix):
+        with s3_errors(prefix):
             if delimiter:
                 return await self._level(prefix, after or "", limit)
             stream = obstore.list(self._store, prefix, offset=after, chunk_size=limit + 1)
@@ -154,7 +154,7 @@ class S3Objects:
         """Close the store; connections are managed by the library."""
 
     async def _ask(self, key: str, options: dict[str, Any]) -> tuple[ObjectInfo, Any]:
-        with told(key):
+        with s3_errors(key):
             result = await obstore.get_async(self._store, key, options=options)  # type: ignore[arg-type]
         listed = _listed(result.meta)
         kind = str(result.attributes.get("Content-Type", content_type_of(key)))
@@ -177,7 +177,7 @@ class S3Reader:
     async def read(self) -> bytes:
         if self._pieces is None:
             return b""
-        with told(self.info.key):
+        with s3_errors(self.info.key):
             async for piece in self._pieces:
                 return bytes(piece)
         return b""
@@ -224,7 +224,7 @@ class S3Writer:
         assert not self._over, "an object is committed once"
         self._over = True
         await self._put(None)
-        with told(self._key):
+        with s3_errors(self._key):
             result = await self._upload
         return await self._objects.known(self._key, self._size, result, self._content_type)
 
@@ -243,7 +243,7 @@ class S3Writer:
         await asyncio.wait({placed, self._upload}, return_when=asyncio.FIRST_COMPLETED)
         if not placed.done():
             placed.cancel()
-            with told(self._key):
+            with s3_errors(self._key):
                 self._upload.result()
             raise Failed(f"the upload of {self._key!r} ended early")
 
@@ -255,17 +255,17 @@ class HeldWriter:
         self._objects = objects
         self._key = key
         self._content_type = content_type
-        with told(key):
+        with s3_errors(key):
             self._file = tempfile.TemporaryFile()  # noqa: SIM115
 
     async def write(self, data: bytes | bytearray | memoryview) -> None:
-        with told(self._key):
+        with s3_errors(self._key):
             await asyncio.to_thread(self._file.write, data)
 
     async def commit(self) -> ObjectInfo:
         writer = await self._objects.open_write(self._key, self._content_type)
         try:
-            with told(self._key):
+            with s3_errors(self._key):
                 await asyncio.to_thread(self._file.seek, 0)
                 while piece := await asyncio.to_thread(self._file.read, CHUNK):
                     await writer.write(piece)
@@ -280,7 +280,7 @@ class HeldWriter:
 
 
 @contextlib.contextmanager
-def told(key: str) -> Iterator[None]:
+def s3_errors(key: str) -> Iterator[None]:
     """Translate errors of the storage into those of the contract."""
     try:
         yield

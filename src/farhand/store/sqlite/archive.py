@@ -56,7 +56,7 @@ class ArchiveError(StoreError):
     """An archive cannot be written, or is damaged; nothing was changed."""
 
 
-class Entry(msgspec.Struct, frozen=True):
+class ArchiveEntry(msgspec.Struct, frozen=True):
     """A packed file."""
 
     size: int
@@ -64,12 +64,12 @@ class Entry(msgspec.Struct, frozen=True):
     digest: str
 
 
-class Manifest(msgspec.Struct, frozen=True):
+class ArchiveManifest(msgspec.Struct, frozen=True):
     """The last member. An archive that does not end with it, or does not match it, is not restored."""
 
     version: str
     created_at: int
-    files: dict[str, Entry]
+    files: dict[str, ArchiveEntry]
 
 
 class Packed(msgspec.Struct, frozen=True):
@@ -93,7 +93,7 @@ def pack(home: Path, target: Path, version: str) -> Packed:
     part = target.with_name(f".{target.name}.part")
     created_at = time.time_ns() // 1_000_000
     skipped: list[str] = []
-    files: dict[str, Entry] = {}
+    files: dict[str, ArchiveEntry] = {}
     try:
         descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with (
@@ -112,7 +112,7 @@ def pack(home: Path, target: Path, version: str) -> Packed:
                     files[name] = _add(archive, home / name, name)
                 except FileNotFoundError:  # removed since it was listed
                     continue
-            manifest = msgspec.json.encode(Manifest(version, created_at, files))
+            manifest = msgspec.json.encode(ArchiveManifest(version, created_at, files))
             member = tarfile.TarInfo(MANIFEST)
             member.size, member.mode = len(manifest), 0o600
             archive.addfile(member, io.BytesIO(manifest))
@@ -127,7 +127,7 @@ def pack(home: Path, target: Path, version: str) -> Packed:
     return Packed(str(target), target.stat().st_size, len(files), created_at, skipped)
 
 
-def restore(file: Path, home: Path) -> Manifest:
+def restore(file: Path, home: Path) -> ArchiveManifest:
     """Restore a home from a backup; replaced files are moved to `<home>/replaced/`. Raises ArchiveError.
 
     `file` is an archive of `pack` or a copy in `<home>/backups`. Everything is unpacked and checked before the home is
@@ -152,15 +152,15 @@ def restore(file: Path, home: Path) -> Manifest:
     return manifest
 
 
-def _single(file: Path, staged: Path, now: int) -> Manifest:
+def _single(file: Path, staged: Path, now: int) -> ArchiveManifest:
     damage = damage_in(file)
     if damage is not None:
         raise ArchiveError(f"{file} is damaged: {damage}; nothing was changed")
     put_in_place(file, staged / STORE_FILE)
-    return Manifest("", now, {STORE_FILE: Entry(file.stat().st_size, 0o600, "")})
+    return ArchiveManifest("", now, {STORE_FILE: ArchiveEntry(file.stat().st_size, 0o600, "")})
 
 
-def _swap(staged: Path, home: Path, manifest: Manifest) -> None:
+def _swap(staged: Path, home: Path, manifest: ArchiveManifest) -> None:
     """Move each staged file to its place, the store last."""
     aside = set_aside(home, REPLACED_FOLDER, *INTENT_LOGS)
     for name in sorted(manifest.files, key=lambda name: name == STORE_FILE):
@@ -216,7 +216,7 @@ class _Digested:
         return piece
 
 
-def _add(archive: tarfile.TarFile, path: Path, name: str) -> Entry:
+def _add(archive: tarfile.TarFile, path: Path, name: str) -> ArchiveEntry:
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(file.fileno())
@@ -224,13 +224,13 @@ def _add(archive: tarfile.TarFile, path: Path, name: str) -> Entry:
         member.size, member.mode, member.mtime = status.st_size, stat.S_IMODE(status.st_mode), status.st_mtime
         source = _Digested(file)
         archive.addfile(member, source)
-    return Entry(status.st_size, member.mode, source.digest.hexdigest())
+    return ArchiveEntry(status.st_size, member.mode, source.digest.hexdigest())
 
 
-def _unpack(file: Path, folder: Path) -> Manifest:
+def _unpack(file: Path, folder: Path) -> ArchiveManifest:
     """Unpack and verify all files of an archive in `folder`. Raises ArchiveError."""
-    found: dict[str, Entry] = {}
-    manifest: Manifest | None = None
+    found: dict[str, ArchiveEntry] = {}
+    manifest: ArchiveManifest | None = None
     try:
         with gzip.open(file) as plain, tarfile.open(fileobj=plain, mode="r|") as archive:
             for member in archive:
@@ -241,7 +241,7 @@ def _unpack(file: Path, folder: Path) -> Manifest:
                 source = archive.extractfile(member)
                 assert source is not None, "a regular file has content"
                 if member.name == MANIFEST:
-                    manifest = msgspec.json.decode(source.read(64 * 1024 * 1024), type=Manifest)
+                    manifest = msgspec.json.decode(source.read(64 * 1024 * 1024), type=ArchiveManifest)
                 else:
                     found[member.name] = _write(source, folder / member.name, stat.S_IMODE(member.mode))
             while plain.read(1 << 20):  # to the end, where the checksum is
@@ -266,7 +266,7 @@ def _inside(name: str) -> bool:
     )
 
 
-def _write(source: IO[bytes], target: Path, mode: int) -> Entry:
+def _write(source: IO[bytes], target: Path, mode: int) -> ArchiveEntry:
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     digest, size = hashlib.sha256(), 0
     with open_private(target, "xb") as file:
@@ -275,4 +275,4 @@ def _write(source: IO[bytes], target: Path, mode: int) -> Entry:
             digest.update(piece)
             size += len(piece)
             file.write(piece)
-    return Entry(size, mode, digest.hexdigest())
+    return ArchiveEntry(size, mode, digest.hexdigest())

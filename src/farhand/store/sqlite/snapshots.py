@@ -175,8 +175,8 @@ def open_store(home: Path, now: int) -> tuple[SqliteStore, Recovery | None]:
     kept = forget_head(home)
     database = SqliteStore.open(path, restored=True)
     recovery = Recovery(reason, str(aside), backup.path.name if backup else None, backup.taken_at if backup else None)
-    told = msgspec.to_builtins(recovery)
-    database.query(lambda store: _settle_restored(store, now, "store.recovered", told, kept))
+    facts = msgspec.to_builtins(recovery)
+    database.query(lambda store: _settle_restored(store, now, "store.recovered", facts, kept))
     what = f"the copy {backup.path.name} took its place" if backup else "there is no good copy, so it begins empty"
     log.error("the damaged store was set aside in %s; %s", aside, what)
     return database, recovery

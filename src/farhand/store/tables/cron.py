@@ -70,7 +70,7 @@ Spec = SystemEvent | Task | CallSpec | Heartbeat
 Missed = Literal["skip", "once", "all", "window"]
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class CronJob(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     agent_id: str
     name: str
@@ -171,7 +171,7 @@ ENABLED: Final = f"{JOB} WHERE enabled = 1"
 HIDDEN: Final = f"{JOB} WHERE hidden = 1"
 
 
-def save_job(tx: Tx, job: Job) -> None:
+def save_job(tx: Tx, job: CronJob) -> None:
     tx.execute(
         ADD_JOB,
         (
@@ -188,11 +188,11 @@ def save_job(tx: Tx, job: Job) -> None:
     )
 
 
-def find_job(tx: Tx, job_id: str) -> Job | None:
+def find_job(tx: Tx, job_id: str) -> CronJob | None:
     return next((_job(*row) for row in tx.execute(f"{JOB} WHERE id = ?", (job_id,))), None)
 
 
-def list_jobs(tx: Tx, agent_id: str | None, include_disabled: bool, limit: int, offset: int) -> list[Job]:
+def list_jobs(tx: Tx, agent_id: str | None, include_disabled: bool, limit: int, offset: int) -> list[CronJob]:
     """Return jobs by their next slot, those without one last."""
     return [_job(*row) for row in tx.execute(JOBS, (agent_id, include_disabled, limit, offset))]
 
@@ -203,15 +203,15 @@ def count_jobs(tx: Tx, agent_id: str | None, include_disabled: bool, now: int) -
     return int(row[0]), int(row[1]), row[2]
 
 
-def enabled_jobs(tx: Tx) -> list[Job]:
+def enabled_jobs(tx: Tx) -> list[CronJob]:
     return [_job(*row) for row in tx.execute(ENABLED)]
 
 
-def hidden_jobs(tx: Tx) -> list[Job]:
+def hidden_jobs(tx: Tx) -> list[CronJob]:
     return [_job(*row) for row in tx.execute(HIDDEN)]
 
 
-def due_jobs(tx: Tx, now: int, ahead: int) -> list[Job]:
+def due_jobs(tx: Tx, now: int, ahead: int) -> list[CronJob]:
     """Return jobs with a slot that has no row, and those with a cursor after `ahead`: the clock was set back."""
     return [_job(*row) for row in tx.execute(DUE, (now, ahead))]
 
@@ -243,8 +243,8 @@ def remove_job(tx: Tx, job_id: str, *, history: bool) -> bool:
     return known
 
 
-def _job(enabled: int, cursor: int, floor: int, next_at: int | None, job: bytes) -> Job:
-    kept = msgspec.json.decode(job, type=Job)
+def _job(enabled: int, cursor: int, floor: int, next_at: int | None, job: bytes) -> CronJob:
+    kept = msgspec.json.decode(job, type=CronJob)
     return msgspec.structs.replace(kept, enabled=bool(enabled), cursor=cursor, floor=floor, next_at=next_at)
 
 

@@ -27,7 +27,7 @@ class Attempt(msgspec.Struct, frozen=True):
     settings: msgspec.Raw
 
 
-class Asked(msgspec.Struct, frozen=True):
+class ModelExchange(msgspec.Struct, frozen=True):
     """A request to the model, and the reply."""
 
     run_id: str
@@ -48,7 +48,7 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 _ATTEMPT: Final = Attempt.__struct_fields__
-_ASKED: Final = Asked.__struct_fields__
+_ASKED: Final = ModelExchange.__struct_fields__
 
 
 def digest(data: bytes) -> bytes:
@@ -79,7 +79,7 @@ def add_attempt(tx: Tx, run_id: str, at: int, last_entry: int, settings: bytes) 
     )
 
 
-def add_asked(tx: Tx, asked: Asked) -> None:
+def add_asked(tx: Tx, asked: ModelExchange) -> None:
     """Store the next request of a run; its number and attempt are assigned here."""
     tx.execute(
         """INSERT INTO asked (run_id, number, attempt, prompt, count, messages, tools, specs, reply)
@@ -105,12 +105,12 @@ def attempts(tx: Tx, run_id: str) -> list[Attempt]:
     return [Attempt(row[0], row[1], row[2], row[3], msgspec.Raw(row[4])) for row in rows]
 
 
-def asked(tx: Tx, run_id: str) -> list[Asked]:
+def asked(tx: Tx, run_id: str) -> list[ModelExchange]:
     rows: list[Any] = tx.execute(
         f"SELECT {', '.join(_ASKED)} FROM asked WHERE run_id = ? ORDER BY number",  # noqa: S608
         (run_id,),
     ).fetchall()
-    return [Asked(**dict(zip(_ASKED, (*row[:8], _raw(row[8])), strict=True))) for row in rows]
+    return [ModelExchange(**dict(zip(_ASKED, (*row[:8], _raw(row[8])), strict=True))) for row in rows]
 
 
 def _raw(data: bytes | None) -> msgspec.Raw | None:

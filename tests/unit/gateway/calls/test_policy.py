@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farhand.config import Config, ConfigError, LiveConfig, load
+from farhand.config import Config, LiveConfig, SettingsError, load
 from farhand.gateway.calls.catalog import Catalog, Target
 from farhand.gateway.calls.policy import Policy, PolicySettings, _Pattern
 from farhand.gateway.calls.policy_paths import Reached
@@ -259,7 +259,7 @@ def test_without_rules_there_is_nothing_to_judge() -> None:
 )
 def test_rules_that_cannot_be_meant_stop_the_start(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "farhand.toml").write_text(text)
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(SettingsError, match=said):
         load(tmp_path, {})
 
 
@@ -287,7 +287,7 @@ def test_a_derived_value_stays_while_it_cannot_be_made(tmp_path: Path) -> None:
 
     def make(config: Config) -> int:
         if config.policy.rules:
-            raise ConfigError("not like this")
+            raise SettingsError("not like this")
         return 7
 
     value = live.derive(make)
@@ -315,7 +315,7 @@ def test_an_allowed_command_is_not_allowed_with_more_than_the_rule_names(beside:
 @pytest.mark.parametrize(("route", "hint"), [("nodes", "'node'"), ("Local", "'local'")])
 def test_an_unknown_route_is_an_error_of_the_settings(tmp_path: Path, route: str, hint: str) -> None:
     (tmp_path / "farhand.toml").write_text(f'[[policy.rules]]\nname = "r"\ndecision = "deny"\nroute = "{route}"\n')
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(SettingsError) as caught:
         load(tmp_path, {})
     assert f"r: unknown route {route!r}" in str(caught.value) and hint in str(caught.value)
 

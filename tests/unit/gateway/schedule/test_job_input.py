@@ -24,7 +24,7 @@ from farhand.gateway.schedule.job_input import (
 )
 from farhand.gateway.schedule.time_parsing import next_slot, zone_named
 from farhand.protocol.errors import InvalidArgs
-from farhand.store.tables.cron import At, Cron, Every, Job
+from farhand.store.tables.cron import At, Cron, CronJob, Every
 
 UTC = zone_named("UTC")
 NOW = 1_800_000_000_000
@@ -60,7 +60,7 @@ def test_any_spec_is_read_or_refused(value: Any) -> None:
         assert read_spec(msgspec.to_builtins(spec)) == spec
 
 
-def job(**fields: Any) -> Job:
+def job(**fields: Any) -> CronJob:
     spec = {"mode": "systemEvent", "text": "x"}
     return read_job({"name": "x", "schedule": {"kind": "every", "everyHours": 1}, "spec": spec, **fields}, NOW, UTC)
 
@@ -71,7 +71,7 @@ def test_any_patch_is_applied_whole_or_not_at_all(patch: dict[str, Any]) -> None
     with contextlib.suppress(InvalidArgs):
         after = patch_job(before, patch, NOW + 5, UTC)
         assert after.id == before.id and after.updated_at == NOW + 5
-        assert msgspec.json.decode(msgspec.json.encode(after), type=Job) == after
+        assert msgspec.json.decode(msgspec.json.encode(after), type=CronJob) == after
         assert after.enabled == (after.next_at is not None)
 
 

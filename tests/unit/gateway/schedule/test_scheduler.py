@@ -11,12 +11,12 @@ from typing import Any
 import msgspec
 import time_machine
 
-from farhand.gateway.schedule.scheduler import Ended, Scheduler, ScheduleSettings
+from farhand.gateway.schedule.scheduler import Scheduler, ScheduleSettings, SlotOutcome
 from farhand.gateway.schedule.time_parsing import next_slot, zone_named
 from farhand.store.journal.events import events_after
 from farhand.store.sqlite.store import SqliteStore
 from farhand.store.tables import cron
-from farhand.store.tables.cron import At, Cron, Every, Job, Schedule, Slot, SlotStatus, SystemEvent, Task
+from farhand.store.tables.cron import At, Cron, CronJob, Every, Schedule, Slot, SlotStatus, SystemEvent, Task
 
 UTC = zone_named("UTC")
 T0 = 1_800_000_000_000
@@ -33,7 +33,7 @@ class House:
         self.settings = ScheduleSettings(UTC, **settings)
         self.ran: list[tuple[str, int]] = []
         self.reported: list[str] = []
-        self.outcomes: list[Ended] = []
+        self.outcomes: list[SlotOutcome] = []
         self.away: set[str] = set()
         self.gate = asyncio.Event()
         self.gate.set()
@@ -50,7 +50,7 @@ class House:
             **options,
         )
 
-    async def perform(self, job: Job, slot: Slot) -> Ended:
+    async def perform(self, job: CronJob, slot: Slot) -> SlotOutcome:
         self.ran.append((job.id, slot.slot))
         try:
             await self.gate.wait()
@@ -58,15 +58,15 @@ class House:
             await asyncio.sleep(0)
             self.stopped += 1
             raise
-        return self.outcomes.pop(0) if self.outcomes else Ended(SlotStatus.OK, summary="done")
+        return self.outcomes.pop(0) if self.outcomes else SlotOutcome(SlotStatus.OK, summary="done")
 
-    async def report(self, job: Job, slot: Slot, ended: Ended) -> None:
+    async def report(self, job: CronJob, slot: Slot, ended: SlotOutcome) -> None:
         self.reported.append(f"{job.id}: {ended.error}")
 
-    async def add(self, job_id: str, schedule: Schedule, **fields: Any) -> Job:
+    async def add(self, job_id: str, schedule: Schedule, **fields: Any) -> CronJob:
         now = self.now
         cursor = min(now, schedule.at_ms - 1) if isinstance(schedule, At) else now
-        job = Job(
+        job = CronJob(
             id=job_id,
             agent_id="main",
             name=job_id,
@@ -109,7 +109,7 @@ class House:
         assert found is not None
         return found
 
-    def job(self, job_id: str) -> Job | None:
+    def job(self, job_id: str) -> CronJob | None:
         return self.database.query(lambda store: cron.find_job(store, job_id))
 
     def events(self, kind: str) -> list[dict[str, Any]]:
@@ -266,7 +266,7 @@ def test_a_one_shot_is_over_after_its_run(tmp_path: Path) -> None:
         await house.add("failed", At(T0 + 1000), delete_after_run=True)
         await house.add("late", At(T0 + 1000), missed="skip")
         house.move(T0 + 10 * MINUTE)
-        house.outcomes = [Ended(SlotStatus.ERROR, "no")]
+        house.outcomes = [SlotOutcome(SlotStatus.ERROR, "no")]
         await house.tick()
         jobs = {name: house.job(name) for name in ("kept", "gone", "failed", "late")}
         assert jobs["gone"] is None and house.slots("gone") == [(T0 + 1000, "ok")]
@@ -289,7 +289,7 @@ def test_a_run_that_takes_too_long_is_stopped_before_it_is_tried_again(tmp_path:
         house.gate.clear()
         seen: list[int] = []
 
-        async def perform(job: Job, slot: Slot) -> Ended:
+        async def perform(job: CronJob, slot: Slot) -> SlotOutcome:
             seen.append(house.stopped)
             return await house.perform(job, slot)
 
@@ -307,7 +307,7 @@ def test_a_failure_is_tried_again_and_success_ends_it(tmp_path: Path) -> None:
     async def test(house: House) -> None:
         await house.add("a", At(T0 + 1000), retries=3, retry_delay_seconds=0)
         house.move(T0 + 1000)
-        house.outcomes = [Ended(SlotStatus.ERROR, "one"), Ended(SlotStatus.ERROR, "two")]
+        house.outcomes = [SlotOutcome(SlotStatus.ERROR, "one"), SlotOutcome(SlotStatus.ERROR, "two")]
         await house.tick()
         row = house.row("a", T0 + 1000)
         assert (row.status, row.attempts, row.error) == (SlotStatus.OK, 3, None)
@@ -319,8 +319,8 @@ def test_a_failure_is_tried_again_and_success_ends_it(tmp_path: Path) -> None:
 def test_the_first_failure_is_reported_once_and_so_is_the_recovery(tmp_path: Path) -> None:
     async def test(house: House) -> None:
         await house.add("a", Every(MINUTE, T0))
-        bad = Ended(SlotStatus.ERROR, "no model")
-        for minute, outcome in enumerate([bad, bad, Ended(SlotStatus.OK), bad], 1):
+        bad = SlotOutcome(SlotStatus.ERROR, "no model")
+        for minute, outcome in enumerate([bad, bad, SlotOutcome(SlotStatus.OK), bad], 1):
             house.outcomes = [outcome]
             house.move(T0 + minute * MINUTE)
             await house.tick()
@@ -335,7 +335,7 @@ def test_a_perform_that_breaks_is_an_error_of_its_slot_only(tmp_path: Path) -> N
     async def test(house: House) -> None:
         await house.add("a", Every(MINUTE, T0))
 
-        async def broken(job: Job, slot: Slot) -> Ended:
+        async def broken(job: CronJob, slot: Slot) -> SlotOutcome:
             raise RuntimeError("boom")
 
         house.scheduler._perform = broken

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from farhand.agent.events import Appended, Completed, Event, Failed, StepStarted, TextDelta, ToolCalled, ToolEnded
+from farhand.agent.events import Appended, Completed, Event, RunFailed, StepStarted, StepText, ToolCalled, ToolEnded
 from farhand.agent.tool_outcome import Outcome
 from farhand.api.routes.agent_process import AgentProcessRoutes
 from farhand.api.server.http import Problem, Request
@@ -53,12 +53,12 @@ class ScriptedAgent:
 USE = ToolUse("c1", "laptop__Bash", '{"command": "ls"}')
 ANSWER: tuple[Event, ...] = (
     StepStarted(1, "model"),
-    TextDelta(1, "Let me "),
+    StepText(1, "Let me "),
     Appended(1, Message("assistant", "Let me ", (USE,))),
     ToolCalled(1, USE),
     ToolEnded(1, USE, Outcome("listed " * 50), 0.1),
     StepStarted(2, "model"),
-    TextDelta(2, "Done."),
+    StepText(2, "Done."),
     Completed("Done.", Usage(), 2),
 )
 
@@ -131,7 +131,7 @@ def test_new_reaches_the_agent(tmp_path: Path) -> None:
     ("kind", "status", "code"), [("not_configured", 503, "model_not_configured"), ("refused", 502, "model_failed")]
 )
 def test_a_run_that_failed_is_an_error(tmp_path: Path, kind: str, status: int, code: str) -> None:
-    agent = ScriptedAgent(StepStarted(1, "m"), Failed(kind, "no reply", Usage(), 1))
+    agent = ScriptedAgent(StepStarted(1, "m"), RunFailed(kind, "no reply", Usage(), 1))
 
     async def test(door: AgentProcessRoutes, direct: Direct) -> None:
         with pytest.raises(Problem) as raised:

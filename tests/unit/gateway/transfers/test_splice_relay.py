@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from farhand.gateway.transfers import splice_relay as carriage
-from farhand.gateway.transfers.splice_relay import GO, Carriage
+from farhand.gateway.transfers import splice_relay as splice
+from farhand.gateway.transfers.splice_relay import GO, SpliceRelay
 
-pytestmark = [pytest.mark.anyio, pytest.mark.skipif(not carriage.CAN_CARRY, reason="this system has no splice")]
+pytestmark = [pytest.mark.anyio, pytest.mark.skipif(not splice.CAN_CARRY, reason="this system has no splice")]
 
 
 class Ends:
@@ -41,20 +41,20 @@ def ends() -> Iterator[Ends]:
         each.close()
 
 
-async def both(moving: Carriage, ends: Ends) -> None:
+async def both(moving: SpliceRelay, ends: Ends) -> None:
     moving.expect("send")(ends.from_sender)
     moving.expect("receive")(ends.to_receiver)
     assert await moving.start()
 
 
-async def ended(name: str = "farhand-carriage") -> None:
+async def ended(name: str = "farhand-splice") -> None:
     while any(thread.name == name for thread in threading.enumerate()):
         await asyncio.sleep(0.01)
 
 
 async def test_the_sender_is_told_and_every_byte_arrives(ends: Ends) -> None:
     breaks: list[str] = []
-    moving = Carriage(lambda: breaks.append("broke"))
+    moving = SpliceRelay(lambda: breaks.append("broke"))
     await both(moving, ends)
     content = os.urandom(5_000_000)
     threading.Thread(target=ends.sender.sendall, args=(content,), daemon=True).start()
@@ -86,7 +86,7 @@ async def test_an_end_that_hangs_up_is_a_break_told_once(ends: Ends, who: str) -
         times.append(1)
         broke.set()
 
-    moving = Carriage(told)
+    moving = SpliceRelay(told)
     await both(moving, ends)
     assert await asyncio.to_thread(ends.sender.recv, 1) == GO
     getattr(ends, who).close()  # and the sender has nothing to send
@@ -98,7 +98,7 @@ async def test_an_end_that_hangs_up_is_a_break_told_once(ends: Ends, who: str) -
 
 
 async def test_without_both_it_does_not_start_and_hangs_up_on_the_one(ends: Ends) -> None:
-    moving = Carriage(lambda: None)
+    moving = SpliceRelay(lambda: None)
     moving.expect("send")(ends.from_sender)
     assert moving.expects("send") and not moving.expects("receive")
     assert not await moving.start()
@@ -106,15 +106,15 @@ async def test_without_both_it_does_not_start_and_hangs_up_on_the_one(ends: Ends
 
 
 async def test_one_that_was_lost_on_its_way_does_not_start(ends: Ends) -> None:
-    moving = Carriage(lambda: None)
+    moving = SpliceRelay(lambda: None)
     moving.expect("send")(ends.from_sender)
     moving.expect("receive")(None)
     assert not await moving.start()
 
 
 async def test_one_that_does_not_come_in_time_is_not_waited_for(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(carriage, "ARRIVE_SECONDS", 0.01)
-    moving = Carriage(lambda: None)
+    monkeypatch.setattr(splice, "ARRIVE_SECONDS", 0.01)
+    moving = SpliceRelay(lambda: None)
     moving.expect("send")(ends.from_sender)
     late = moving.expect("receive")
     assert not await moving.start()
@@ -123,12 +123,12 @@ async def test_one_that_does_not_come_in_time_is_not_waited_for(ends: Ends, monk
 
 
 async def test_tickets_are_hard_to_guess_and_differ() -> None:
-    tickets = [ticket for _ in range(50) for ticket in Carriage(lambda: None).tickets.values()]
+    tickets = [ticket for _ in range(50) for ticket in SpliceRelay(lambda: None).tickets.values()]
     assert len(set(tickets)) == 100 and min(map(len, tickets)) >= 32
 
 
 async def test_closing_twice_is_no_fault(ends: Ends) -> None:
-    moving = Carriage(lambda: None)
+    moving = SpliceRelay(lambda: None)
     await both(moving, ends)
     moving.close()
     moving.close()

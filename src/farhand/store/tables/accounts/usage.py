@@ -13,7 +13,7 @@ _SINCE = """
 """
 
 
-class Usage(msgspec.Struct, frozen=True):
+class UsageSummary(msgspec.Struct, frozen=True):
     since: int
     runs: int
     prompt_tokens: int
@@ -22,7 +22,7 @@ class Usage(msgspec.Struct, frozen=True):
     cost: float
 
 
-def usage_since(tx: Tx, since: int) -> Usage:
+def usage_since(tx: Tx, since: int) -> UsageSummary:
     """Add up the runs that began from this moment on, in milliseconds since 1970."""
     [row] = tx.execute(_SINCE, (since,)).fetchall()
-    return Usage(since, *row)
+    return UsageSummary(since, *row)
