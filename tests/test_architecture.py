@@ -11,7 +11,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "farhand"
-MAX_MODULES = 24
+MAX_MODULES = 20
 
 # Imports of our own modules inside a function: importing module, imported module, reason.
 LATE_IMPORTS = {
@@ -59,7 +59,14 @@ def test_every_layer_contract_is_exhaustive() -> None:
         if path.parent != SOURCE
     }
     # A package with one sub-package has nothing to order.
-    assert with_packages - covered <= {"farhand.node", "farhand.store.sqlite", "farhand.store.tables", "farhand.llm"}
+    assert with_packages - covered <= {
+        "farhand.api.routes",
+        "farhand.gateway.calls",
+        "farhand.llm",
+        "farhand.node",
+        "farhand.store.sqlite",
+        "farhand.store.tables",
+    }
 
 
 def test_no_folder_has_more_modules_than_a_reader_can_hold() -> None:

@@ -31,8 +31,8 @@ from farhand.store.bus.signed import SignedBus
 from farhand.store.group_commit import GroupCommit
 from farhand.store.journal.seal import KEY_FILE, load_key
 from farhand.store.ports import StoreError, Tx
+from farhand.store.tables.access.tokens import get_meta, set_meta, token_hash
 from farhand.store.tables.fleet import Replica, leave_fleet, own_unowned, owned, replicas
-from farhand.store.tables.tokens import get_meta, set_meta, token_hash
 
 SCHEMES: Final = ("postgresql", "postgres")
 LEAST_SECRET: Final = 32

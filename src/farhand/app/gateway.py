@@ -44,7 +44,7 @@ from farhand.machine.files.private_files import open_private, restrict_to_owner,
 from farhand.protocol.errors import FarhandError
 from farhand.protocol.redaction import KnownSecrets
 from farhand.store.objects.base import SKILLS as SKILLS_FOLDER
-from farhand.store.tables.tokens import Token, token_hash
+from farhand.store.tables.access.tokens import Token, token_hash
 
 log = logging.getLogger("farhand")
 

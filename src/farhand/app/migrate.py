@@ -21,8 +21,8 @@ from farhand.store.objects.folder import FolderObjects
 from farhand.store.ports import Tx
 from farhand.store.sqlite.snapshots import STORE_FILE
 from farhand.store.sqlite.store import SqliteStore
+from farhand.store.tables.access.tokens import set_meta, token_hash
 from farhand.store.tables.fleet import replicas
-from farhand.store.tables.tokens import set_meta, token_hash
 
 SQLITE: Final = "sqlite"
 OWNER_HASH: Final = "owner_hash"

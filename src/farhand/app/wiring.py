@@ -24,28 +24,28 @@ from farhand.agent.compaction import Compactor
 from farhand.agent.loop import Limits
 from farhand.agent.skills import PromptSkill
 from farhand.api.node_socket.door import NodeServices
-from farhand.api.routes.agent_process import AgentProcessRoutes
+from farhand.api.routes.agent.agent_process import AgentProcessRoutes
+from farhand.api.routes.agent.channels import ChannelRoutes
+from farhand.api.routes.agent.cron import CronRoutes
+from farhand.api.routes.agent.memory import MemoryRoutes
+from farhand.api.routes.agent.sessions import SessionRoutes
+from farhand.api.routes.agent.workspace import WorkspaceRoutes
 from farhand.api.routes.approvals import ApprovalRoutes
 from farhand.api.routes.budgets import BudgetRoutes
 from farhand.api.routes.calls import CallRoutes
-from farhand.api.routes.channels import ChannelRoutes
-from farhand.api.routes.cron import CronRoutes
 from farhand.api.routes.fanout import FanOutRoutes
 from farhand.api.routes.freeze import FreezeRoutes
 from farhand.api.routes.health import HealthRoutes
 from farhand.api.routes.invoke import InvokeRoutes, UndoRoutes
 from farhand.api.routes.journal import JournalRoutes
-from farhand.api.routes.memory import MemoryRoutes
 from farhand.api.routes.metrics import MetricsRoutes
 from farhand.api.routes.nodes import NodeRoutes
 from farhand.api.routes.pairing import PairingRoutes
 from farhand.api.routes.policy import PolicyRoutes
 from farhand.api.routes.secrets import SecretRoutes
-from farhand.api.routes.sessions import SessionRoutes
 from farhand.api.routes.tokens import TokenRoutes
 from farhand.api.routes.transfers import TransferRoutes
 from farhand.api.routes.trials import TrialRoutes
-from farhand.api.routes.workspace import WorkspaceRoutes
 from farhand.api.server.router import Route, routes_of
 from farhand.api.terminals.routes import TerminalRoutes
 from farhand.app.budgets import open_budgets
@@ -141,12 +141,12 @@ from farhand.store.group_commit import GroupCommit
 from farhand.store.objects.base import Objects
 from farhand.store.objects.folder import FolderObjects
 from farhand.store.sqlite.snapshots import Recovery, open_store, revoked_tokens
+from farhand.store.tables.access.one_time_codes import remove_codes
+from farhand.store.tables.access.secrets import all_secrets
+from farhand.store.tables.access.tokens import all_tokens, get_meta, revoke_tokens, set_meta
 from farhand.store.tables.idempotency import forget_keys
 from farhand.store.tables.nodes import all_nodes
-from farhand.store.tables.one_time_codes import remove_codes
-from farhand.store.tables.secrets import all_secrets
 from farhand.store.tables.standing_approvals import all_standing
-from farhand.store.tables.tokens import all_tokens, get_meta, revoke_tokens, set_meta
 from farhand.tools.agent_files import AgentFileTools
 from farhand.tools.agent_shell import AgentShellTools
 from farhand.tools.agent_tools import main_agent_tools, sub_agent_tools

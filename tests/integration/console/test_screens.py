@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from farhand.cli.admin.mcp_install import CLIENTS
+from farhand.cli.mcp.install import CLIENTS
 from tests.support.browser import HOSTILE, Open
 from tests.support.harness import ROOT, GatewayProcess, NodeProcess
 from tests.support.model_server import ModelServer, Request, calls, text

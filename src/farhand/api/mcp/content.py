@@ -19,7 +19,7 @@ from farhand.gateway.access.credentials import Scope
 from farhand.gateway.access.principal import Principal
 from farhand.gateway.calls.gate import Gate
 from farhand.gateway.calls.open_call import new_call_id, result_of
-from farhand.gateway.calls.output_redaction import covered
+from farhand.gateway.calls.redaction.output import covered
 from farhand.gateway.calls.search import CallSearch
 from farhand.gateway.nodes.output import RemoteCommands
 from farhand.gateway.workspace.skills import Skill, Skills

@@ -20,7 +20,7 @@ from farhand.gateway.access.credentials import Credential
 from farhand.gateway.calls.gate import Gate
 from farhand.gateway.calls.node_calls import MOST_LOG_LINES
 from farhand.gateway.calls.open_call import CallLogLine, CallProgress, OpenCall
-from farhand.gateway.calls.output_redaction import covered
+from farhand.gateway.calls.redaction.output import covered
 from farhand.gateway.nodes.output import RemoteCommands
 from farhand.protocol.errors import ToolError
 from farhand.protocol.names import NATIVE

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from farhand.agent.transcript import unanswered
 from farhand.api.openai.request import PRODUCT, ChatRequest, conversation, options, refuse_strangers
-from farhand.api.routes.sessions import problems
+from farhand.api.routes.agent.sessions import problems
 from farhand.api.server.http import Problem, Request
 from farhand.api.server.streams import ClientWatch
 from farhand.gateway.sessions import keys as session_keys

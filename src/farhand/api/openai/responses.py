@@ -17,7 +17,7 @@ import msgspec
 from farhand.api.openai.agent_runs import AgentRuns
 from farhand.api.openai.response_objects import Facts, ResponseStream, output_of, response_object
 from farhand.api.openai.responses_request import ResponsesRequest, as_chat, renamed_parameters
-from farhand.api.routes.sessions import problems
+from farhand.api.routes.agent.sessions import problems
 from farhand.api.server.http import Problem, Reply, Request
 from farhand.api.server.router import EVENTS, JSON, Query, route
 from farhand.api.server.streams import EVENT_STREAM, until_gone, with_pulse

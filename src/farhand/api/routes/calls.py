@@ -23,7 +23,7 @@ from farhand.gateway.calls.catalog import Catalog, Offer
 from farhand.gateway.calls.charging import Meter
 from farhand.gateway.calls.gate import Gate
 from farhand.gateway.calls.open_call import CallLogLine, CallProgress
-from farhand.gateway.calls.output_redaction import covered
+from farhand.gateway.calls.redaction.output import covered
 from farhand.gateway.calls.search import CallSearch
 from farhand.gateway.control.receipts import Receipts
 from farhand.gateway.nodes.output import Output, RemoteCommands

@@ -12,7 +12,7 @@ from farhand.gateway.access.credentials import Scope
 from farhand.gateway.access.secrets import Secrets
 from farhand.gateway.nodes.egress import ProxyCredentials
 from farhand.protocol.redaction import MIN_SECRET_CHARS
-from farhand.store.tables.secrets import SecretRecord
+from farhand.store.tables.access.secrets import SecretRecord
 
 NOT_MASKED: Final = (
     f"the value is not masked if a command prints it: it has fewer than {MIN_SECRET_CHARS} characters or digits only. "

@@ -12,8 +12,8 @@ from farhand.gateway.access.budgets import Budgets, limit_of
 from farhand.gateway.access.credentials import CALLER_SCOPES, NARROW_CALLER_SCOPES, Profile, Scope
 from farhand.gateway.access.tokens import Tokens
 from farhand.protocol.key_auth import key_text, read_key
+from farhand.store.tables.access.tokens import Token
 from farhand.store.tables.accounts.budgets import Limit
-from farhand.store.tables.tokens import Token
 
 
 class TokenLimit(msgspec.Struct, forbid_unknown_fields=True):

@@ -23,15 +23,15 @@ from farhand.gateway.access.credentials import Credential, Credentials
 from farhand.store.journal.events import append_event
 from farhand.store.ports import Store, Tx, log_failure
 from farhand.store.sqlite.snapshots import note_revoked, revoked_tokens
-from farhand.store.tables.browser_sessions import (
+from farhand.store.tables.access.browser_sessions import (
     BrowserSession,
     add_session,
     all_sessions,
     remove_sessions,
     sessions_used,
 )
-from farhand.store.tables.one_time_codes import add_code, find_code, use_code
-from farhand.store.tables.tokens import token_hash
+from farhand.store.tables.access.one_time_codes import add_code, find_code, use_code
+from farhand.store.tables.access.tokens import token_hash
 
 log = logging.getLogger(__name__)
 

@@ -15,10 +15,10 @@ import msgspec
 
 from farhand import config
 from farhand.app.model_check import ask_once
-from farhand.cli.admin import mcp_install
 from farhand.cli.client import Client, ClientError
 from farhand.cli.commands import client_command
 from farhand.cli.json_output import wants_json
+from farhand.cli.mcp import install as mcp_install
 from farhand.cli.output import plain_lines, remark, show_json
 from farhand.cli.run import pair
 from farhand.cli.setup.settings_file import Changes, changed_text, write_settings

@@ -18,7 +18,7 @@ from farhand.protocol.errors import FarhandError
 from farhand.protocol.key_auth import read_key
 from farhand.protocol.names import validate_capability, validate_node_id
 from farhand.protocol.redaction import OWN_PREFIXES
-from farhand.store.tables.tokens import Token, token_hash
+from farhand.store.tables.access.tokens import Token, token_hash
 
 TOKENS_VARIABLE = "SA_NODE_TOKENS"
 CAPABILITIES_VARIABLE = "SA_NODE_CAPS"

@@ -34,9 +34,9 @@ from farhand.gateway.access.oauth_clients import (
 from farhand.gateway.access.tokens import Tokens
 from farhand.gateway.journal import EventJournal
 from farhand.store.ports import Store, Tx
-from farhand.store.tables import oauth
-from farhand.store.tables.oauth import OAuthClient, OAuthGrant, OAuthSecret
-from farhand.store.tables.tokens import Token, token_hash
+from farhand.store.tables.access import oauth
+from farhand.store.tables.access.oauth import OAuthClient, OAuthGrant, OAuthSecret
+from farhand.store.tables.access.tokens import Token, token_hash
 
 # The scopes of grants, least powerful first; each includes those before it.
 LEVELS: Final = (Scope.TOOLS_READ.value, Scope.TOOLS_WRITE.value, Scope.TOOLS_EXEC.value)

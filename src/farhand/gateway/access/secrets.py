@@ -24,7 +24,7 @@ from farhand.protocol.redaction import KnownSecrets, can_be_masked
 from farhand.protocol.sealing import seal
 from farhand.protocol.secret_handles import MARK, NAME, names_in, substituted
 from farhand.store.ports import Store
-from farhand.store.tables.secrets import SecretRecord, all_secrets, put_secret, remove_secret, secret_used
+from farhand.store.tables.access.secrets import SecretRecord, all_secrets, put_secret, remove_secret, secret_used
 
 KEY_FILE: Final = "secrets.key"
 KEY_VARIABLE: Final = "FARHAND_SECRETS_KEY"

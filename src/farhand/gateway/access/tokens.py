@@ -18,8 +18,8 @@ from farhand.protocol.key_auth import key_text
 from farhand.protocol.names import validate_node_id
 from farhand.store.ports import Store, Tx
 from farhand.store.sqlite.snapshots import note_revoked
+from farhand.store.tables.access.tokens import Token, add_token, all_tokens, revoke_tokens, token_hash
 from farhand.store.tables.accounts.budgets import Limit, set_limits
-from farhand.store.tables.tokens import Token, add_token, all_tokens, revoke_tokens, token_hash
 
 # The scopes that a token restricted to tools or nodes may have: any other would bypass the restriction.
 NARROW_SCOPES = frozenset({"read", "tools.read", "tools.write", "tools.exec"})

@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from farhand.gateway.calls.excerpt_redaction import CUTTING, hide_cuts
 from farhand.gateway.calls.lifecycle import Lifecycle
 from farhand.gateway.calls.open_call import (
     NO_ERROR_GIVEN,
@@ -20,6 +19,7 @@ from farhand.gateway.calls.open_call import (
     OpenCall,
     refused_by_node,
 )
+from farhand.gateway.calls.redaction.excerpts import CUTTING, hide_cuts
 from farhand.gateway.calls.state import CallEvent
 from farhand.gateway.nodes.registry import Connection
 from farhand.protocol.calls import NULL, ToolFailure, ToolResult

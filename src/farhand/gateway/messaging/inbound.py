@@ -31,9 +31,10 @@ from farhand.gateway.workspace.workspace import Workspace
 from farhand.protocol.errors import InvalidArgs, NotFound, ToolError
 from farhand.protocol.untrusted import one_line
 from farhand.store.ports import Store, StoreError, Tx
-from farhand.store.tables import outbox, pairings
+from farhand.store.tables import outbox
+from farhand.store.tables.access import pairings
+from farhand.store.tables.access.pairings import Pairing, PairingState
 from farhand.store.tables.outbox import AwaitedReply, Place
-from farhand.store.tables.pairings import Pairing, PairingState
 from farhand.store.tables.sessions import RunState
 
 log = logging.getLogger(__name__)

@@ -28,8 +28,8 @@ from farhand.protocol.messages import (
 )
 from farhand.protocol.version import CLOSE_REPLACED, CLOSE_RESTART, CLOSE_UNAUTHORIZED, MAX_FRAME_BYTES
 from farhand.store.ports import Tx
+from farhand.store.tables.access.tokens import Token, tokens_used
 from farhand.store.tables.nodes import NodeCard, describe_node, forget_node, node_seen, save_node
-from farhand.store.tables.tokens import Token, tokens_used
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ import msgspec
 
 from farhand.node.lent_limits import LendingLimits
 from farhand.store.ports import Store, Tx
-from farhand.store.tables.one_time_codes import add_code, count_codes, find_code, remove_codes, use_code
-from farhand.store.tables.tokens import token_hash
+from farhand.store.tables.access.one_time_codes import add_code, count_codes, find_code, remove_codes, use_code
+from farhand.store.tables.access.tokens import token_hash
 
 # Without characters that are easily confused.
 ALPHABET = "23456789ABCDEFGHJKLMNPQRSTUVWXYZ"

@@ -7,7 +7,7 @@ import contextlib
 from farhand.gateway.access.credentials import Credentials
 from farhand.gateway.repeating import PeriodicTask
 from farhand.store.ports import Store, StoreError
-from farhand.store.tables.tokens import tokens_used
+from farhand.store.tables.access.tokens import tokens_used
 
 EVERY_SECONDS = 60.0
 

@@ -12,7 +12,7 @@ import pytest
 
 from farhand.agent.events import Appended, Completed, Event, RunFailed, StepStarted, StepText, ToolCalled, ToolEnded
 from farhand.agent.tool_outcome import Outcome
-from farhand.api.routes.agent_process import AgentProcessRoutes
+from farhand.api.routes.agent.agent_process import AgentProcessRoutes
 from farhand.api.server.http import Problem, Request
 from farhand.gateway.access.credentials import OWNER, Credential
 from farhand.gateway.calls.catalog import Catalog

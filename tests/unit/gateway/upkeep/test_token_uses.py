@@ -8,7 +8,7 @@ from pathlib import Path
 from farhand.gateway.access.credentials import Credentials, NodeTokens
 from farhand.gateway.upkeep.token_uses import TokenUses
 from farhand.store.sqlite.store import SqliteStore
-from farhand.store.tables.tokens import Token, add_token, all_tokens, token_hash
+from farhand.store.tables.access.tokens import Token, add_token, all_tokens, token_hash
 from tests.support.harness import GatewayProcess
 
 

@@ -17,7 +17,7 @@ import pytest
 from farhand.store.sqlite.archive import MANIFEST, ArchiveError, pack, restore
 from farhand.store.sqlite.snapshots import Snapshots, copy_store
 from farhand.store.sqlite.store import SqliteStore, damage_in
-from farhand.store.tables.tokens import set_meta
+from farhand.store.tables.access.tokens import set_meta
 
 
 def make_store(path: Path, rows: int = 500) -> None:

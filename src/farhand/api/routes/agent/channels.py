@@ -16,8 +16,8 @@ from farhand.gateway.messaging.inbound import InboundMessages
 from farhand.gateway.messaging.outbox import Messages
 from farhand.gateway.sessions.keys import MAIN
 from farhand.protocol.errors import ErrorKind
+from farhand.store.tables.access.pairings import Pairing
 from farhand.store.tables.outbox import MessageState, OutboxRecord
-from farhand.store.tables.pairings import Pairing
 
 MAX_DELIVERY = 256
 # A failure of the outbox or a channel: the client should try again.

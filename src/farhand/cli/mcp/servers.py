@@ -11,11 +11,11 @@ from urllib.parse import quote
 
 import click
 
-from farhand.cli.admin.mcp_bridge import Bridge
-from farhand.cli.admin.mcp_install import install
 from farhand.cli.client import Client, ClientError
 from farhand.cli.commands import client_group
 from farhand.cli.json_output import wants_json
+from farhand.cli.mcp.bridge import Bridge
+from farhand.cli.mcp.install import install
 from farhand.cli.output import (
     Column,
     ago,

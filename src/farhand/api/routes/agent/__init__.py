@@ -1,0 +1,1 @@
+"""Routes of the agent: sessions, schedules, channels, memory and workspace."""

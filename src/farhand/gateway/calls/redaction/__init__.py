@@ -1,0 +1,1 @@
+"""Redaction of what leaves the gateway in parts: excerpts and the output of commands."""

@@ -1,0 +1,1 @@
+"""Tokens, OAuth clients, secrets, sign-ins and pairings."""
