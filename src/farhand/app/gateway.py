@@ -32,8 +32,9 @@ from farhand.api.server.origins import parse_host
 from farhand.api.server.router import Router, routes_of
 from farhand.api.server.tls_limits import TlsConnection
 from farhand.api.terminals.door import TERMINALS, TerminalDoor
+from farhand.app.home import OpenedStore, open_home
 from farhand.app.oauth import oauth_routes, read_public_url
-from farhand.app.wiring import OpenedStore, Parts, build, open_home
+from farhand.app.wiring import Parts, build
 from farhand.config import Config, SettingsError
 from farhand.gateway.access.credentials import OWNER
 from farhand.gateway.nodes.addresses import GatewayAddress, is_loopback, pins_of

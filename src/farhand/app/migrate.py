@@ -9,8 +9,8 @@ from typing import Any, Final
 import msgspec
 
 from farhand.app.fleet import SCHEMES
+from farhand.app.home import open_objects
 from farhand.app.plugins import Plugins
-from farhand.app.wiring import open_objects
 from farhand.config import Config, SettingsError
 from farhand.gateway.access.tokens import owner_token
 from farhand.gateway.fleet.membership import DEAD_SECONDS

@@ -8,10 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import importlib.util
-import time
-import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,10 +16,8 @@ from typing import Any
 
 import msgspec
 
-from farhand import __version__
 from farhand.agent.compaction import Compactor
 from farhand.agent.loop import Limits
-from farhand.agent.skills import PromptSkill
 from farhand.api.node_socket.door import NodeServices
 from farhand.api.routes.agent.agent_process import AgentProcessRoutes
 from farhand.api.routes.agent.channels import ChannelRoutes
@@ -48,21 +43,23 @@ from farhand.api.routes.transfers import TransferRoutes
 from farhand.api.routes.trials import TrialRoutes
 from farhand.api.server.router import Route, routes_of
 from farhand.api.terminals.routes import TerminalRoutes
+from farhand.app.agents import build_prompts, build_skills, open_memory, open_models
 from farhand.app.budgets import open_budgets
-from farhand.app.fleet import Member, check_fleet_settings, fleet_routes, join, open_shared_store, settings_digest
+from farhand.app.fleet import fleet_routes, settings_digest
 from farhand.app.fleet_parts import FleetParts, LazyFleet
+from farhand.app.home import OpenedStore, open_objects
+from farhand.app.local_machine import open_machine
 from farhand.app.mcp import end_with_servers, local_host, open_door, open_mcp
 from farhand.app.messaging import Messaging
 from farhand.app.oauth import open_oauth
 from farhand.app.openai import openai_routes
-from farhand.app.plugins import CHANNELS, MODELS, OBJECTS, PluginError, Plugins
+from farhand.app.plugins import CHANNELS, Plugins
 from farhand.app.policy import policy_file
 from farhand.app.receipts import open_receipts
-from farhand.app.sandbox import LiveConfinement, open_trials
+from farhand.app.sandbox import open_trials
 from farhand.app.schedule import open_schedule, schedule_settings
-from farhand.app.setting_secrets import provider_secrets
-from farhand.config import LIVE_SECTIONS, Config, LiveConfig, ObjectsSection, SettingsError
-from farhand.gateway.access.credentials import Credentials, NodeTokens
+from farhand.config import LIVE_SECTIONS, Config, LiveConfig
+from farhand.gateway.access.credentials import Credentials
 from farhand.gateway.access.daily_budget import keyed_call_budget, message_budget
 from farhand.gateway.access.freeze_hold import FreezeHold
 from farhand.gateway.access.oauth import OAuth
@@ -84,7 +81,6 @@ from farhand.gateway.control.trial_previews import TrialPreviews
 from farhand.gateway.control.trials import TrialCalls
 from farhand.gateway.control.undo import Undo
 from farhand.gateway.control.undo_run import RunUndo
-from farhand.gateway.journal import EventJournal
 from farhand.gateway.nodes.addresses import GatewayAddress
 from farhand.gateway.nodes.egress import ProxyCredentials
 from farhand.gateway.nodes.end_orders import EndOrders
@@ -96,15 +92,11 @@ from farhand.gateway.nodes.metrics import MetricsHistory
 from farhand.gateway.nodes.output import RemoteCommands
 from farhand.gateway.nodes.pairing import PairingCodes
 from farhand.gateway.nodes.queries import Queries
-from farhand.gateway.nodes.registry import NodeRegistry
-from farhand.gateway.nodes.returning import ReturningNodes, connected_at_the_end
 from farhand.gateway.schedule.scheduler import Scheduler
 from farhand.gateway.schedule.tools import cron_tools
 from farhand.gateway.sessions.agent_process import Direct
 from farhand.gateway.sessions.agents import Agents
-from farhand.gateway.sessions.keys import MAIN
 from farhand.gateway.sessions.process_agent import SessionAgent
-from farhand.gateway.sessions.prompts import Prompts, StoredFiles, files_in
 from farhand.gateway.sessions.runner import RunServices, Turns
 from farhand.gateway.sessions.sessions import Sessions
 from farhand.gateway.sessions.tools import SessionTools
@@ -119,146 +111,19 @@ from farhand.gateway.upkeep.retention import HistoryLimits, HistoryRetention, Re
 from farhand.gateway.upkeep.token_expiry import TokenExpiry
 from farhand.gateway.upkeep.token_uses import TokenUses
 from farhand.gateway.workspace.files_tools import NativeFiles
-from farhand.gateway.workspace.memory_sources import memory_sources
 from farhand.gateway.workspace.settings_tool import Settings
-from farhand.gateway.workspace.skill_folders import SKILL_FOLDERS, SkillFolders
-from farhand.gateway.workspace.skills import LocalSkills, Skills
 from farhand.gateway.workspace.workspace import Workspace
-from farhand.llm.registry import ModelChoice, Models
-from farhand.machine.files.files import Files
-from farhand.machine.files.local_paths import AGENTS_FOLDER, local_files
-from farhand.machine.files.transaction_log import roll_back_unfinished
-from farhand.machine.files.undo_log import MIB, UNDO_FOLDER, UndoLog
 from farhand.machine.freeze_file import FREEZE_FILE, FreezeFile
-from farhand.machine.jobs.jobs import Jobs
-from farhand.machine.sandbox.bubblewrap import Steering
-from farhand.memory.memory import Memory
-from farhand.memory.registry import Provider, make_embedder
 from farhand.memory.tools import memory_tools
-from farhand.node.queries import NodeQueries
-from farhand.protocol.redaction import KnownSecrets, is_own_secret
-from farhand.store.group_commit import GroupCommit
-from farhand.store.objects.base import Objects
-from farhand.store.objects.folder import FolderObjects
-from farhand.store.sqlite.snapshots import Recovery, open_store, revoked_tokens
-from farhand.store.tables.access.one_time_codes import remove_codes
+from farhand.protocol.redaction import KnownSecrets
 from farhand.store.tables.access.secrets import all_secrets
-from farhand.store.tables.access.tokens import all_tokens, get_meta, revoke_tokens, set_meta
-from farhand.store.tables.idempotency import forget_keys
-from farhand.store.tables.nodes import all_nodes
+from farhand.store.tables.access.tokens import all_tokens
 from farhand.store.tables.standing_approvals import all_standing
 from farhand.tools.agent_files import AgentFileTools
 from farhand.tools.agent_shell import AgentShellTools
 from farhand.tools.agent_tools import main_agent_tools, sub_agent_tools
 from farhand.tools.http_guide import guide_tools
 from farhand.tools.skill_paths import SkillPaths
-
-# Variables that commands of this machine's tools do not get.
-SECRET_VARIABLES = frozenset(
-    {
-        *("SA_NODE_TOKEN", "SA_NODE_TOKENS", "FARHAND_TOKEN", "OPENAI_API_KEY"),
-        *("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS"),
-    }
-)
-MEMORY_FILE = "memory.db"
-
-
-@dataclass(frozen=True)
-class OpenedStore:
-    """The store of a home folder, and what is read from it before anything else is built."""
-
-    database: GroupCommit
-    recovery: Recovery | None
-    journal: EventJournal
-    gateway_id: str
-    node_tokens: NodeTokens
-    node_registry: NodeRegistry
-    # Work that was open when the gateway stopped, or is late, begins when these are back.
-    returning: ReturningNodes
-    # This gateway among those that share the store, if any.
-    member: Member | None
-
-
-async def open_home(
-    home: Path, config: Config, environ: Mapping[str, str], stack: contextlib.AsyncExitStack
-) -> OpenedStore:
-    """Open the store; a damaged one is replaced by its last good copy. It is closed with the stack.
-
-    Raises StoreError when the store cannot be opened, FarhandError for an invalid environment.
-    """
-    node_tokens = NodeTokens.from_env(environ)
-    check_fleet_settings(config)
-    database: GroupCommit
-    recovery: Recovery | None = None
-    member: Member | None = None
-    if config.store.url:
-        database = open_shared_store(home, config.store)
-        stack.push_async_callback(database.close)
-        member = await join(home, config, database, stack)
-    else:
-        database, recovery = open_store(home, time.time_ns() // 1_000_000)
-        stack.push_async_callback(database.close)
-        database.query(remove_codes)  # an older copy of the store may have some that were used
-    database.query(lambda store: revoke_tokens(store, revoked_tokens(home)))
-    nodes = database.query(all_nodes)
-    node_registry = NodeRegistry(nodes, node_tokens.capabilities)
-    returning = ReturningNodes(node_registry, database.query(lambda store: connected_at_the_end(store, nodes)))
-    gateway_id = database.query(_gateway_id)
-    journal = EventJournal(database, node_registry.clock)
-    journal.note("gateway.started", gateway_id, {"version": __version__})
-    stack.callback(journal.note, "gateway.stopped", gateway_id, {})
-    await database.write(partial(forget_keys, now=node_registry.clock()))
-    return OpenedStore(database, recovery, journal, gateway_id, node_tokens, node_registry, returning, member)
-
-
-@dataclass(frozen=True)
-class LocalMachine:
-    """The machine the gateway runs on, as its own tools use it."""
-
-    files: Files
-    jobs: Jobs
-    undo_log: UndoLog
-    confinement: LiveConfinement
-    # Where the skills' files are found by commands.
-    skill_files: Path
-    # The folder of the agents' workspaces.
-    agents_folder: Path
-    questions: NodeQueries
-    # The environment of commands.
-    variables: Mapping[str, str]
-
-    async def end_jobs(self, call_ids: Collection[str]) -> None:
-        """End the commands that these calls started."""
-        found = [job for call_id in call_ids if (job := await self.jobs.find_call(call_id)) is not None]
-        await asyncio.gather(*(self.jobs.end(job) for job in found))
-
-
-async def open_machine(
-    home: Path, workspace: Path, live: LiveConfig, environ: Mapping[str, str], stack: contextlib.AsyncExitStack
-) -> LocalMachine:
-    """Open what the tools of this machine work with; it is closed with the stack."""
-    skill_files = _make_folders(home, workspace)
-    undo = live.now.undo
-    undo_log = UndoLog(home / UNDO_FOLDER / "gateway", quota=undo.quota_mb * MIB, largest=undo.largest_mb * MIB)
-    stack.callback(undo_log.close)
-    files = local_files(workspace, home, lambda: live.now.tools.roots, undo_log, readable=skill_files)
-    await asyncio.to_thread(roll_back_unfinished, files)
-    variables = {n: value for n, value in environ.items() if n not in SECRET_VARIABLES and not is_own_secret(n)}
-    jobs = await stack.enter_async_context(Jobs(home / "jobs", environment=variables, eager=False))
-    confinement = LiveConfinement(
-        lambda: live.now.sandbox, workspace, home, readable=(skill_files,), steering=Steering.OF_CALLER
-    )
-    agents_folder = skill_files.parent / AGENTS_FOLDER
-    questions = NodeQueries(jobs, variables, home / "logs")
-    return LocalMachine(files, jobs, undo_log, confinement, skill_files, agents_folder, questions, variables)
-
-
-def _make_folders(home: Path, workspace: Path) -> Path:
-    """Create the workspace and the folder of the skills' files, which is returned."""
-    workspace.mkdir(parents=True, exist_ok=True)
-    skill_files = home.resolve() / SKILL_FOLDERS
-    skill_files.mkdir(mode=0o755, exist_ok=True)
-    return skill_files
 
 
 @dataclass(frozen=True)
@@ -714,112 +579,5 @@ async def build(
     )
 
 
-def build_skills(
-    home: Path,
-    workspace_folder: Path,
-    config: Config,
-    workspace: Workspace,
-    node_registry: NodeRegistry,
-    inventory: NodeInventory,
-    machine: LocalMachine,
-    settings: Settings,
-) -> Skills:
-    objects = workspace.objects
-    own_workspace = workspace_folder.resolve() == (home / AGENTS_FOLDER / MAIN).resolve()
-    same_folder = own_workspace and isinstance(objects, FolderObjects)
-    return Skills(
-        workspace,
-        node_registry,
-        inventory.probe,
-        holds=settings.holds,
-        folders=SkillFolders(objects, machine.skill_files),
-        local=LocalSkills(machine.files, MAIN if same_folder else None, None if same_folder else MAIN),
-        entries=config.skills.entries,
-    )
-
-
-def build_prompts(
-    home: Path,
-    workspace_folder: Path,
-    agents: Agents,
-    node_registry: NodeRegistry,
-    objects: Objects,
-    known: Skills,
-    secrets: KnownSecrets,
-) -> Prompts:
-    folders = home / AGENTS_FOLDER
-    stored = None if isinstance(objects, FolderObjects) else StoredFiles(objects)
-
-    async def files(agent: str) -> Mapping[str, str]:
-        # Plain files are read as such; with --workspace, what the agent's own folder lacks is taken from there.
-        workspace = [workspace_folder] if agent == MAIN else []
-        found = await files_in([*([folders / agent] if stored is None else []), *workspace])
-        whole = found if stored is None else {**found, **await stored.of(agent)}
-        return {name: secrets.redact_text(text) for name, text in whole.items()}
-
-    async def skills(agent: str) -> tuple[PromptSkill, ...]:
-        eligible = [skill for skill in await known.eligible(agent) if skill.model_invocable]
-        return tuple(PromptSkill(skill.name, skill.description, skill.file) for skill in eligible)
-
-    return Prompts(agents, node_registry, workspace=workspace_folder, files=files, skills=skills)
-
-
-def open_models(
-    live: LiveConfig, environ: Mapping[str, str], plugins: Plugins, secrets: KnownSecrets, handles: Secrets
-) -> Models:
-    """Return the models of the settings in force. A key that is added to the file is hidden from then on."""
-
-    def choice(config: Config) -> ModelChoice:
-        secrets.add_settings([msgspec.to_builtins(config.providers)])
-        others = tuple(agent.model for agent in config.agents.values())
-        return ModelChoice(config.providers, config.models, config.agent.model, others)
-
-    return Models(
-        environ=environ,
-        apis=plugins.loaders(MODELS),
-        current=live.derive(choice),
-        resolved=provider_secrets(handles),
-        secrets_version=lambda: handles.version,
-    )
-
-
-def open_memory(
-    home: Path, workspace: Path, config: Config, objects: Objects, models: Models, secrets: KnownSecrets
-) -> Memory:
-    """Return the agents' memory. Raises SettingsError for an invalid setting."""
-    settings = config.memory
-    if settings.min_score is not None and not 0 <= settings.min_score <= 1:
-        raise SettingsError(f"memory.min_score must be between 0 and 1, not {settings.min_score:g}")
-    embedder = make_embedder(settings, Provider(*models.server()))
-    sources = memory_sources(home, workspace, objects)
-    return Memory(home / MEMORY_FILE, sources, embedder, min_score=settings.min_score, secrets=secrets)
-
-
-def open_objects(home: Path, section: ObjectsSection, plugins: Plugins, undo_log: UndoLog | None = None) -> Objects:
-    """Return the object store that the settings name. Raises SettingsError when it is not available."""
-    if not section.url:
-        return FolderObjects(home, undo_log)
-    scheme = section.url.partition("://")[0]
-    loaders = plugins.loaders(OBJECTS)
-    if scheme not in loaders:
-        known = ", ".join(f"{name}://…" for name in loaders)
-        raise SettingsError(f"[objects] url: {section.url!r} names no known object store; known: {known}")
-    if scheme == "s3" and importlib.util.find_spec("obstore") is None:
-        raise SettingsError("[objects] url needs the extra: pip install 'farhand[s3]'")
-    try:
-        objects: Objects = loaders[scheme]()(**msgspec.structs.asdict(section))
-    except (PluginError, ValueError) as error:
-        raise SettingsError(f"[objects] {error}") from None
-    return objects
-
-
 def _live_settings(config: Config) -> dict[str, Any]:
     return {name: msgspec.to_builtins(getattr(config, name)) for name in (*LIVE_SECTIONS, "agent")}
-
-
-def _gateway_id(store: Any) -> str:
-    known = get_meta(store, "gateway_id")
-    if known is None:
-        known = uuid.uuid4().hex
-        set_meta(store, "gateway_id", known)
-    return known
