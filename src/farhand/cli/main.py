@@ -45,7 +45,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "policy": ("admin.policy:policy", "Show the policy; explain a decision; test other rules."),
     "trial": ("calls.trial:trial", "Show, keep or discard what a trial run changed."),
     "undo": ("calls.undo:undo", "Restore the files that a call changed."),
-    "mcp": ("admin.mcp:mcp", "Use MCP servers behind the gateway; serve its tools to MCP clients."),
+    "mcp": ("mcp.servers:mcp", "Use MCP servers behind the gateway; serve its tools to MCP clients."),
     "ps": ("calls.jobs:ps", "List the commands that run on the nodes."),
     "attach": ("calls.jobs:attach", "Show the output of a running command, and send it input."),
     "kill": ("calls.jobs:kill", "End a command on a node, or send it a signal."),

@@ -324,8 +324,6 @@ Message = (
     | NodeProof
 )
 
-TRANSFER_MESSAGES: Final = (TransferReady, TransferCredit, TransferDone, TransferOpen, TransferStop)
-
 # The field order of the guide, which is also the order of the array form.
 _ORDER: Final[dict[str, tuple[str, ...]]] = {
     "node_hello": ("protocol_version", "node", "capabilities"),

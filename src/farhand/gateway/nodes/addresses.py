@@ -39,11 +39,6 @@ class GatewayAddress(msgspec.Struct, frozen=True):
     tls: bool = False
     pins: Pins | None = None
 
-    @property
-    def only_here(self) -> bool:
-        """Return whether only this machine can reach it, as far as the settings say."""
-        return is_loopback(self.host) and not self.hosts
-
     def urls(self) -> list[str]:
         """Return the addresses for other machines, the best first; the loopback address if there is no other."""
         found = [name for name in self.hosts if not is_loopback(_without_port(name))]

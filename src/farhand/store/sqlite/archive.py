@@ -189,9 +189,7 @@ def _names(home: Path, skipped: list[str]) -> Iterator[str]:
         for name in sorted(names):
             path = Path(folder) / name
             shown = path.relative_to(home).as_posix()
-            if top and (
-                name in LEFT_OUT or name.startswith(".") or name.endswith(("-wal", "-shm", "-journal", *INTENT_LOGS))
-            ):
+            if top and (name in LEFT_OUT or name.startswith(".") or name.endswith(BESIDE_STORES)):
                 continue
             if top and name.endswith(".db"):
                 stores.append(shown)

@@ -117,9 +117,6 @@ class SlotStatus(StrEnum):
     UNKNOWN = "unknown"
 
 
-RAN: Final = (SlotStatus.OK, SlotStatus.ERROR, SlotStatus.TIMEOUT, SlotStatus.UNKNOWN)
-
-
 class Slot(msgspec.Struct, frozen=True, kw_only=True):
     """One time at which a job was due."""
 
