@@ -86,6 +86,7 @@ async def confine(
             option = "a limit of resources" if limited else option
             raise FarhandError(f"this node cannot start: {option} needs --root, the folder to confine commands to")
         return NodeConfinement("", settings, holds.limits, workspace, home)
+    _refuse_movable_home(holds.root, home)
     if "Bash" in holds.allow_tools and holds.sandbox in ("", NONE):
         if holds.resources != ResourceLimits():
             raise FarhandError("this node cannot start: limits of resources are for confined commands, and Bash is not")
@@ -123,3 +124,18 @@ async def confine(
     return NodeConfinement(
         level, lambda: (sandbox, None), limits, workspace, home, holds.root, proxy, credentials, resources
     )
+
+
+def _refuse_movable_home(roots: Sequence[str], home: Path) -> None:
+    """Raise FarhandError if a command could rename a folder above the node's home, and so uncover what is in it.
+
+    The home itself is a mount point of the sandbox, which cannot be renamed.
+    """
+    place = home.resolve()
+    for root in roots:
+        lent = Path(root).resolve()
+        if place.is_relative_to(lent) and len(place.relative_to(lent).parts) > 1:
+            raise FarhandError(
+                f"this node cannot start: its home {place} lies within the lent folder {lent}, where a command could "
+                "move it and its limits would be lost; lend other folders, or choose a home elsewhere with --home"
+            )
