@@ -359,11 +359,11 @@ def test_a_caller_is_told_that_a_message_waits(tmp_path: Path) -> None:
 def test_the_outbox_survives_a_kill(tmp_path: Path) -> None:
     with Talk(tmp_path / "home") as talk:
         talk.receiver.down()
-        ids = []
         for number in range(3):
             args = {"text": f"k{number}", "channel": "crm", "to": "tom"}
             sends(talk, args, background=True)
-        wait_until(lambda: len(talk.gateway.get("/v1/messages?to=tom")["messages"]) == 3)
+            # Background calls run beside each other: the next one follows once this message is stored.
+            wait_until(lambda: len(talk.gateway.get("/v1/messages?to=tom")["messages"]) == number + 1)  # noqa: B023
         ids = [one["id"] for one in talk.gateway.get("/v1/messages?to=tom")["messages"]]
         talk.gateway.kill()
         talk.receiver.up()
