@@ -70,7 +70,7 @@ def set_secret(
 
     \b
     Example:
-      farhand secret set GITHUB_TOKEN --node ci --host api.github.com --header 'Authorization: Bearer {}'
+      farhand secret set GITHUB_TOKEN --node ci --host api.github.com
     """
     if sys.stdin.isatty():
         value = click.prompt(f"Value of {name}", hide_input=True, confirmation_prompt=True, err=True)

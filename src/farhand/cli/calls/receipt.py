@@ -40,7 +40,7 @@ def receipt() -> None:
     Examples:
       farhand receipt 01a1eb38 -o receipt.json
       farhand receipt key
-      farhand receipt verify receipt.json --gateway-key SHA256:… --node-key SHA256:…
+      farhand receipt verify receipt.json --gateway-key SHA256:…
     """
 
 
@@ -53,7 +53,7 @@ def export(call: str, output: str | None, content: bool, client: Client) -> None
 
     \b
     Example:
-      farhand receipt export 01a1eb38-c354-7d54-b039-9e17f8e8ae31 --content -o receipt.json
+      farhand receipt export 01a1eb38 --content -o receipt.json
     """
     found = client.get(url_path("/v1/calls/{}/receipt", call, content="1" if content else None)).value
     if output is None:
