@@ -27,7 +27,7 @@ SCHEDULER = """
 import asyncio, os, sys
 from pathlib import Path
 from farhand.gateway.schedule.time_parsing import zone_named
-from farhand.gateway.schedule.scheduler import Ended, Scheduler, ScheduleSettings
+from farhand.gateway.schedule.scheduler import Scheduler, ScheduleSettings, SlotOutcome
 from farhand.store.tables.cron import SlotStatus
 from farhand.store.sqlite.store import SqliteStore
 
@@ -37,7 +37,7 @@ effects = os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 async def perform(job, slot):
     os.write(effects, f"{job.id} {slot.slot} {os.getpid()}\\n".encode())
     await asyncio.sleep(0.01 * (slot.slot % 7))
-    return Ended(SlotStatus.OK)
+    return SlotOutcome(SlotStatus.OK)
 
 
 async def main():
@@ -56,7 +56,7 @@ from pathlib import Path
 from farhand.gateway.schedule.time_parsing import next_slot, zone_named
 from farhand.gateway.schedule.scheduler import clock
 from farhand.store.tables import cron
-from farhand.store.tables.cron import Every, Job, SystemEvent
+from farhand.store.tables.cron import CronJob, Every, SystemEvent
 from farhand.store.sqlite.store import SqliteStore
 
 
@@ -66,7 +66,7 @@ async def main():
         for number, length in enumerate((300, 500, 700, 1100)):
             now = clock()
             schedule = Every(length, now)
-            job = Job(
+            job = CronJob(
                 id=f"{policy}-{number}", agent_id="main", name="siege", schedule=schedule, spec=SystemEvent("x"),
                 missed=policy, created_at=now, updated_at=now, cursor=now,
                 next_at=next_slot(schedule, now, zone_named("UTC")),

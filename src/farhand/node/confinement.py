@@ -86,7 +86,6 @@ async def confine(
             option = "a limit of resources" if limited else option
             raise FarhandError(f"this node cannot start: {option} needs --root, the folder to confine commands to")
         return NodeConfinement("", settings, holds.limits, workspace, home)
-    _refuse_movable_home(holds.root, home)
     if "Bash" in holds.allow_tools and holds.sandbox in ("", NONE):
         if holds.resources != ResourceLimits():
             raise FarhandError("this node cannot start: limits of resources are for confined commands, and Bash is not")
@@ -95,6 +94,8 @@ async def confine(
         resources = apply_limits(holds.resources, folder.name)
     except SandboxError as error:
         raise FarhandError(f"this node cannot start: {error}") from None
+    if holds.sandbox != NONE:
+        _refuse_movable_home(holds.root, home)
     rule = holds.network_rule
     proxy, credentials = None, None
     if rule.kind in ("local", "allow"):

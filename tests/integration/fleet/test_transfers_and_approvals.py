@@ -39,7 +39,7 @@ def test_a_call_waits_for_a_node_that_comes_back_to_the_other_gateway(fleet: Fle
     for gateway in fleet:
         gateway.wait_for_node("late", online=False)
     held = one.invoke(
-        "late__Bash", {"command": f"echo once >> {tmp_path / 'count'}"}, when_online=True, before_ms=600_000
+        "late__Bash", {"command": f"echo once >> {tmp_path / 'count'}"}, when_online=True, before="in 10 minutes"
     )
     with NodeProcess(two, tmp_path / "late", "late"):
         wait_until(lambda: one.get(f"/v1/calls/{held['request_id']}")["state"] == "ok", 60, "the call")

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import websockets
 
-from farhand.machine.sandbox.egress import NetworkRule, Refused, _address
+from farhand.machine.sandbox.egress import EgressRefused, NetworkRule, _address
 from tests.integration.http.test_attacks_doors import made, token
 from tests.integration.nodes.test_attacks_nodes import hello
 from tests.support.harness import PATIENCE, SHARED_TOKEN, GatewayProcess, NodeProcess, wait_until
@@ -461,6 +461,6 @@ def test_no_spelling_of_a_host_passes_for_an_allowed_one(target: str, let_out: b
     rule = NetworkRule.read("allow:*.example.com,db:5432")
     try:
         found = rule.names(*_address("CONNECT", target))
-    except Refused:
+    except EgressRefused:
         found = False
     assert found is let_out

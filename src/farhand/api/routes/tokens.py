@@ -27,6 +27,8 @@ class TokenLimit(msgspec.Struct, forbid_unknown_fields=True):
 class TokenRequest(msgspec.Struct, forbid_unknown_fields=True):
     node_id: str | None = None
     label: str = ""
+    # The same as `label`.
+    name: str = ""
     scopes: list[Scope] | None = None
     # Patterns (`laptop__*`) of the tools it may use; empty: all.
     tools: list[str] = []
@@ -85,7 +87,7 @@ class TokenRoutes:
             token, secret = await self._tokens.create(
                 public_key=key,
                 node_id=wanted.node_id,
-                label=wanted.label,
+                label=(wanted.label or wanted.name),
                 scopes=scopes,
                 tools=wanted.tools,
                 nodes=wanted.nodes,
