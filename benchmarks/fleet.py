@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import signal
 import subprocess
 import sys
 import tempfile
@@ -52,6 +53,7 @@ WANTED = {
     "one_caller_to_sqlite": ("<=", 4.0),
     "other_gateway_extra_ms": ("<=", 1.0),
     "kill_to_answer_p95_s": ("<=", 3.0),
+    "freeze_to_answer_s": ("<=", 15.0),
 }
 
 
@@ -114,7 +116,10 @@ class Comparison:
             times["sqlite"].append(asyncio.run(latency(alone, "bench")))
             times["own"].append(asyncio.run(latency(first, "bench0")))
             times["other"].append(asyncio.run(latency(first, "bench1")))
-        found = {f"calls_per_second_{name}": median(values) for name, values in rates.items()}
+        found = self._losses(kills) if kills else {}
+        if not rounds:
+            return found
+        found |= {f"calls_per_second_{name}": median(values) for name, values in rates.items()}
         found |= {f"one_caller_ms_{name}": 1000 * median(values) for name, values in times.items()}
         ratios = {
             "postgres_to_sqlite": [one / other for one, other in zip(rates["one"], rates["sqlite"], strict=True)],
@@ -125,23 +130,25 @@ class Comparison:
             ],
         }
         found |= {name: median(values) for name, values in ratios.items()}
-        if kills:
-            waits = [self._killed(number) for number in range(kills)]
-            found["kill_to_answer_p95_s"] = max(waits) if kills < 2 else quantiles(waits, n=20)[-1]
         return found
 
-    def _killed(self, number: int) -> float:
-        """Kill the gateway that holds a node; return the seconds until the node answers through another one."""
+    def _losses(self, kills: int) -> dict[str, float]:
+        waits = [self._lost(f"mover{number}") for number in range(kills)]
+        p95 = max(waits) if kills < 2 else quantiles(waits, n=20)[-1]
+        return {"kill_to_answer_p95_s": p95, "freeze_to_answer_s": self._lost("frozen", freeze=True)}
+
+    def _lost(self, name: str, *, freeze: bool = False) -> float:
+        """Kill or freeze the gateway that holds a node; return the seconds until the node answers through another."""
         lost, kept = self.fleet[0], self.fleet[1]
-        name = f"mover{number}"
+        assert lost.process is not None
         with NodeProcess(lost, self._folder / name, name, "--gateway", kept.url):
             kept.wait_for_node(name)
-            lost.kill()
+            lost.process.send_signal(signal.SIGSTOP) if freeze else lost.kill()
             began = time.monotonic()
-            while not kept.invoke(f"{name}__Bash", {"command": "true"})["ok"]:
+            while not kept.invoke(f"{name}__Bash", {"command": "true"}, timeout_ms=1000)["ok"]:
                 time.sleep(0.02)
             waited = time.monotonic() - began
-            lost.start()
+            lost.process.send_signal(signal.SIGCONT) if freeze else lost.start()
         return waited
 
 

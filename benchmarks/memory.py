@@ -1,6 +1,6 @@
 """How long a search of the memory takes, by keyword and by vectors, for 100 to 100,000 chunks.
 
-    python -m benchmarks.memory [--chunks N,N,…] [--rounds N] [--dimensions N]
+    python -m benchmarks.memory [--chunks N,N,…] [--rounds N] [--dimensions N] [--json]
 
 Measured is `Memory.search` as the tool calls it: the look at the files, the index, the ranking, the threads between.
 The vectors are made up (a mixture of directions, as texts have subjects), and the query's is at hand, so that the time
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import heapq
+import json
 import random
 import statistics
 import tempfile
@@ -23,6 +24,7 @@ from array import array
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from farhand.memory.memory import EmbeddingTimeouts, Memory
 from farhand.memory.sources import FolderSource
@@ -37,15 +39,17 @@ def main() -> None:
     options.add_argument("--chunks", default="100,1000,10000,100000")
     options.add_argument("--rounds", type=int, default=60)
     options.add_argument("--dimensions", type=int, default=384)
+    options.add_argument("--json", action="store_true", help="one JSON document")
     given = options.parse_args()
     counts = [int(count) for count in given.chunks.split(",")]
     with tempfile.TemporaryDirectory(prefix="farhand-memory-", dir="/var/tmp") as place:
-        asyncio.run(measure(Path(place), counts, given.rounds, given.dimensions))
+        report = asyncio.run(measure(Path(place), counts, given.rounds, given.dimensions))
+    print(json.dumps(report, indent=2) if given.json else as_text(report))
 
 
-async def measure(place: Path, counts: Sequence[int], rounds: int, dimensions: int) -> None:
+async def measure(place: Path, counts: Sequence[int], rounds: int, dimensions: int) -> dict[str, Any]:
     queries = [ask(chance, vocabulary(random.Random(7))) for chance in map(random.Random, range(rounds))]
-    print(f"{'chunks':>8}{'':10}{'first':>10}{'p50':>10}{'p95':>10}{'CPU':>10}{'recall':>9}")
+    rows = []
     for embedder in (None, Subjects(dimensions)):
         kind = "hybrid" if embedder else "keyword"
         memories = {count: opened(place / str(count), count, embedder) for count in counts}
@@ -63,11 +67,33 @@ async def measure(place: Path, counts: Sequence[int], rounds: int, dimensions: i
                 assert found.index == kind, found.note
         for count, memory in memories.items():
             share = recall(memory, embedder, queries[:10]) if embedder else None
-            show(count, kind, first[count], times[count], work[count], share)
+            rows.append(
+                {
+                    "chunks": count,
+                    "kind": kind,
+                    "first_s": first[count],
+                    "p50_ms": statistics.median(times[count]) * 1000,
+                    "p95_ms": sorted(times[count])[int(len(times[count]) * 0.95)] * 1000,
+                    "cpu_ms": statistics.median(work[count]) * 1000,
+                    "recall": share,
+                }
+            )
             await memory.close()
-        middle = [statistics.median(work[count]) for count in counts]
-        ratio = max(middle) / min(middle)
-        print(f"{kind}, CPU of a search, dearest to cheapest: {ratio:.2f}, wanted <= {FLAT}", flush=True)
+    return {"rows": rows}
+
+
+def as_text(report: dict[str, Any]) -> str:
+    lines = [f"{'chunks':>8}{'':10}{'first':>10}{'p50':>10}{'p95':>10}{'CPU':>10}{'recall':>9}"]
+    for row in report["rows"]:
+        recall = "" if row["recall"] is None else f"{row['recall']:9.3f}"
+        lines.append(
+            f"{row['chunks']:8}{row['kind']:>10}{row['first_s']:8.2f} s{row['p50_ms']:7.1f} ms{row['p95_ms']:7.1f} ms"
+            f"{row['cpu_ms']:7.1f} ms{recall}"
+        )
+    for kind in dict.fromkeys(row["kind"] for row in report["rows"]):
+        cpu = [row["cpu_ms"] for row in report["rows"] if row["kind"] == kind]
+        lines.append(f"{kind}, CPU of a search, dearest to cheapest: {max(cpu) / min(cpu):.2f}, wanted <= {FLAT}")
+    return "\n".join(lines)
 
 
 def opened(place: Path, count: int, embedder: Subjects | None) -> Memory:
@@ -79,18 +105,8 @@ def opened(place: Path, count: int, embedder: Subjects | None) -> Memory:
     return Memory(place / "memory.db", lambda _: sources, embedder, waits=EmbeddingTimeouts(patience=3600))
 
 
-def show(
-    count: int, kind: str, first: float, times: Sequence[float], work: Sequence[float], share: float | None
-) -> None:
-    p50 = statistics.median(times) * 1000
-    p95 = sorted(times)[int(len(times) * 0.95)] * 1000
-    cpu = statistics.median(work) * 1000
-    shown = f"{share:9.3f}" if share is not None else " " * 9
-    print(f"{count:8}{kind:>10}{first:8.2f} s{p50:7.1f} ms{p95:7.1f} ms{cpu:7.1f} ms{shown}", flush=True)
-
-
 def recall(memory: Memory, embedder: Subjects, queries: Sequence[str]) -> float:
-    ((_, spaces),) = memory._index._drawn._states
+    ((_, spaces),) = memory._index._sign_indexes
     signs = memory._index.sign_index(spaces, embedder.name)
     owners = signs.vectors(signs.ids)
     numbers, everything = zip(*memory._index.vectors(owners), strict=True)

@@ -45,9 +45,9 @@ def main() -> int:
         print(json.dumps(found, indent=2))
         return 0
     print(f"load {found['load']:.1f}; {options.rounds} rounds, {options.keys} keys; milliseconds")
-    print(f"{'':<44}{'p50':>9}{'p95':>9}")
+    print(f"{'':<44}{'p50':>9}{'p95':>9}{'p99':>9}")
     for name, times in found["times"].items():
-        print(f"{name:<44}{times['p50']:>9.1f}{times['p95']:>9.1f}")
+        print(f"{name:<44}" + "".join(f"{times[part]:>9.1f}" for part in ("p50", "p95", "p99")))
     for name, value in found["ratios"].items():
         print(f"{name:<44}{value:>9.2f}")
     return 0
@@ -88,7 +88,10 @@ def measure(rounds: int, keys: int) -> dict:
         ratios["key echo, times that of ssh"] = median(times["key echo, farhand run --tty"]) / median(
             times["key echo, ssh -tt"]
         )
-    shown = {name: {"p50": median(values), "p95": quantiles(values, n=20)[-1]} for name, values in times.items()}
+    shown = {
+        name: {"p50": median(values), "p95": quantiles(values, n=20)[-1], "p99": quantiles(values, n=100)[-1]}
+        for name, values in times.items()
+    }
     return {"load": os.getloadavg()[0], "times": shown, "ratios": ratios}
 
 

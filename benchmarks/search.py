@@ -1,6 +1,6 @@
 """What Grep and Glob cost beside the ripgrep program itself, on a tree of 50,000 files.
 
-    python -m benchmarks.search [--files N] [--rounds N]
+    python -m benchmarks.search [--files N] [--rounds N] [--json]
 
 Each round runs every contender once, so that a slow moment of the machine hits all of them. Shown are the medians,
 the median of the rounds' ratios, and the ratio of the best times, which other work on the machine disturbs least.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
+import json
 import operator
 import os
 import random
@@ -21,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from farhand.machine.files.confined_root import ConfinedRoot
 from farhand.machine.files.files import Files
@@ -34,10 +36,12 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     options.add_argument("--files", type=int, default=50_000)
     options.add_argument("--rounds", type=int, default=11)
+    options.add_argument("--json", action="store_true", help="one JSON document")
     given = options.parse_args()
     with tempfile.TemporaryDirectory(prefix="farhand-search-") as folder:
         grow(Path(folder), given.files)
-        compare(folder, given.files, given.rounds)
+        report = compare(folder, given.files, given.rounds)
+    print(json.dumps(report, indent=2) if given.json else as_text(report))
 
 
 def grow(top: Path, count: int) -> None:
@@ -56,7 +60,7 @@ def grow(top: Path, count: int) -> None:
         (folder / f"file{number}.{SUFFIXES[number % 10]}").write_text("\n".join(lines) + "\n")
 
 
-def compare(top: str, count: int, rounds: int) -> None:
+def compare(top: str, count: int, rounds: int) -> dict[str, Any]:
     hidden = ["/var/lib/farhand"]  # as a node hides its own home
     everywhere = NodeFileTools(Files(top, hidden=hidden))
     rooted = NodeFileTools(Files(top, roots=[ConfinedRoot(top)], hidden=hidden))
@@ -81,8 +85,6 @@ def compare(top: str, count: int, rounds: int) -> None:
         )
     contenders.append(("Glob **/*, --root", lambda: rooted.Glob(pattern="**/*"), lambda: listed("**/*", top)))
 
-    print(f"{count} files, {rounds} rounds, {os.cpu_count()} cores, {version()}")
-    print(f"{'':32}{'tool':>10}{'rg':>10}{'ratio':>8}{'of best':>9}")
     times: dict[str, tuple[list[float], list[float]]] = {title: ([], []) for title, _, _ in contenders}
     for turn in range(rounds + 1):
         for title, tool, program in contenders:
@@ -93,11 +95,17 @@ def compare(top: str, count: int, rounds: int) -> None:
                 run()
                 if turn:
                     measured.append(time.perf_counter() - began)
-    for title, (tool_times, program_times) in times.items():
-        tool_median, program_median = statistics.median(tool_times), statistics.median(program_times)
-        ratio = statistics.median(map(operator.truediv, tool_times, program_times))
-        best = min(tool_times) / min(program_times)
-        print(f"{title:32}{tool_median * 1000:7.1f} ms{program_median * 1000:7.1f} ms{ratio:8.2f}{best:9.2f}")
+    rows = [
+        {
+            "title": title,
+            "tool_ms": 1000 * statistics.median(tool_times),
+            "rg_ms": 1000 * statistics.median(program_times),
+            "ratio": statistics.median(map(operator.truediv, tool_times, program_times)),
+            "ratio_of_best": min(tool_times) / min(program_times),
+        }
+        for title, (tool_times, program_times) in times.items()
+    ]
+    pure = []
     for title, walk in (
         ("Grep, few matches", lambda: searched(greps["Grep, few matches"], top)),
         ("Glob **/*.py", lambda: walked("*.py", top)),
@@ -105,8 +113,24 @@ def compare(top: str, count: int, rounds: int) -> None:
         began = time.perf_counter()
         walk()
         took = time.perf_counter() - began
-        ours = statistics.median(times[title][0])
-        print(f"{title + ', pure Python':32}{took * 1000:7.1f} ms: {took / ours:.1f} times as long as the tool")
+        pure.append({"title": title, "python_ms": 1000 * took, "ratio": took / statistics.median(times[title][0])})
+    return {"files": count, "rounds": rounds, "rg": version(), "rows": rows, "pure_python": pure}
+
+
+def as_text(report: dict[str, Any]) -> str:
+    lines = [
+        f"{report['files']} files, {report['rounds']} rounds, {os.cpu_count()} cores, {report['rg']}",
+        f"{'':32}{'tool':>10}{'rg':>10}{'ratio':>8}{'of best':>9}",
+    ]
+    lines += [
+        f"{row['title']:32}{row['tool_ms']:7.1f} ms{row['rg_ms']:7.1f} ms{row['ratio']:8.2f}{row['ratio_of_best']:9.2f}"
+        for row in report["rows"]
+    ]
+    lines += [
+        f"{row['title'] + ', pure Python':32}{row['python_ms']:7.1f} ms: {row['ratio']:.1f} times as long as the tool"
+        for row in report["pure_python"]
+    ]
+    return "\n".join(lines)
 
 
 def searched(pattern: str, top: str) -> int:
