@@ -1,6 +1,7 @@
 // Requests to the gateway: the public HTTP interface, and nothing else. Addresses are relative to the page.
 
 import { secret } from "./session";
+import { t } from "./texts";
 
 export class ApiError extends Error {
   constructor(
@@ -49,13 +50,13 @@ export async function send(path: string, options: Options = {}): Promise<Respons
     response = await fetch(path, { ...rest, headers, body, signal });
   } catch (error) {
     if (rest.signal?.aborted) throw error;
-    throw new ApiError("The gateway does not answer", 0);
+    throw new ApiError(t.line.silent, 0);
   }
   const date = Date.parse(response.headers.get("date") ?? "");
   // The header has whole seconds.
   if (!Number.isNaN(date)) skew = Math.abs(date - Date.now()) > 2000 ? date - Date.now() : 0;
   if (response.ok || response.status === 304) return response;
-  let message = `The gateway answered ${response.status}`;
+  let message = t.line.answered(response.status);
   let code = "";
   try {
     const { error } = JSON.parse(await response.text());

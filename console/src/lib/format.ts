@@ -33,8 +33,11 @@ export function bytes(count: number): string {
 }
 
 export const percent = (share: number): string => `${Math.round(share)} %`;
-export const moment = (at: number): string => new Date(at).toLocaleString();
-export const clock = (at: number): string => new Date(at).toLocaleTimeString();
+// Made once: `toLocaleString` makes a formatter for each call.
+const moments = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
+const clocks = new Intl.DateTimeFormat(undefined, { timeStyle: "medium" });
+export const moment = (at: number): string => moments.format(at);
+export const clock = (at: number): string => clocks.format(at);
 export const number = (value: number): string => value.toLocaleString("en-US");
 export const money = (value: number): string => `$${value && value < 1 ? value.toFixed(4) : value.toFixed(2)}`;
 

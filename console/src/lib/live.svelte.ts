@@ -7,18 +7,20 @@ import type { Approval, Health, JournalEvent, NodeInfo } from "./types";
 
 type Line = "connecting" | "live" | "offline" | "out";
 
-export const live = $state({
-  line: "connecting" as Line,
-  trouble: "",
+// What is fetched is replaced as a whole: watching each field of ten thousand machines would take seconds.
+class Live {
+  line = $state<Line>("connecting");
+  trouble = $state("");
   /** Whether this page was signed in before; then what was typed is kept when the session ends. */
-  wasIn: false,
-  health: null as Health | null,
-  nodes: null as NodeInfo[] | null,
-  primary: null as string | null,
-  approvals: [] as Approval[],
+  wasIn = $state(false);
+  health = $state.raw<Health | null>(null);
+  nodes = $state.raw<NodeInfo[] | null>(null);
+  primary = $state<string | null>(null);
+  approvals = $state.raw<Approval[]>([]);
   /** Counts reconnections, so that resources are fetched again. */
-  connections: 0,
-});
+  connections = $state(0);
+}
+export const live = new Live();
 
 type Listener = (event: JournalEvent) => void;
 const listeners = new Set<Listener>();

@@ -1,6 +1,7 @@
 // Files of the workspace and of machines, with the same few operations.
 
 import { ApiError, ask, part, post, query, send } from "./api";
+import { save } from "./download";
 
 /** The name of the agents' workspace in the addresses of transfers. */
 export const WORKSPACE = "gsv";
@@ -81,7 +82,5 @@ export async function erase(path: string): Promise<void> {
 
 export async function download(place: string, path: string): Promise<void> {
   const { bytes } = await read(place, path);
-  const address = URL.createObjectURL(new Blob([bytes as BlobPart]));
-  Object.assign(document.createElement("a"), { href: address, download: nameOf(path) || "file" }).click();
-  setTimeout(() => URL.revokeObjectURL(address), 10_000);
+  save(new Blob([bytes as BlobPart]), nameOf(path) || "file");
 }

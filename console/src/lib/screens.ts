@@ -22,6 +22,7 @@ export const SCREENS: Screen[] = [
   { id: "memory", title: t.nav.memory, icon: "memory", load: () => import("../screens/Memory.svelte") },
   { id: "people", title: t.nav.people, icon: "people", load: () => import("../screens/People.svelte") },
   { id: "access", title: t.nav.access, icon: "access", load: () => import("../screens/Access.svelte") },
+  { id: "budgets", title: t.nav.budgets, icon: "budgets", load: () => import("../screens/Budgets.svelte") },
   { id: "journal", title: t.nav.journal, icon: "journal", load: () => import("../screens/Journal.svelte") },
   { id: "add", title: t.nav.add, icon: "add", load: () => import("../screens/AddMachine.svelte") },
   { id: "settings", title: t.nav.settings, icon: "settings", load: () => import("../screens/Settings.svelte") },

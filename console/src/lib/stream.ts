@@ -3,6 +3,7 @@
 // another one takes over. Without locks (pages that are neither encrypted nor local) each tab has its own.
 
 import { ApiError, readEvents, send } from "./api";
+import { t } from "./texts";
 
 export interface StreamEvent {
   id?: string;
@@ -32,7 +33,7 @@ async function read(lastId: string, signal: AbortSignal, heard: Heard): Promise<
   const response = await send("v1/events", { signal, headers: lastId ? { "last-event-id": lastId } : {} });
   heard.opened();
   await readEvents(response, ({ id, data }) => data && heard.event({ id, data }), heard.alive);
-  throw new ApiError("The stream of events ended", 0);
+  throw new ApiError(t.line.streamEnded, 0);
 }
 
 /** Follows the events after `lastId`; returns how to stop. Nothing is heard after the end. */
@@ -66,7 +67,7 @@ export function follow(name: string, lastId: () => string, heard: Heard): () => 
     } else if ("event" in data) {
       if (isOpen) heard.event(data.event);
     } else if ("alive" in data) heard.alive();
-    else if ("ended" in data) end(new ApiError("The stream of events ended", 0));
+    else if ("ended" in data) end(new ApiError(t.line.streamEnded, 0));
   };
 
   let attempts = 0;
