@@ -46,7 +46,7 @@ coverage: $(VENV)/.dev-ready ## report which lines of src the unit and contract 
 siege: $(VENV)/.dev-ready ## run the long form of the fault tests and print their counts
 	FARHAND_SIEGE=long $(BIN)/python -m pytest -m siege --timeout=3600 -rP $(ARGS)
 
-bench: $(VENV)/.bench-ready bench-peers   ## measure everything beside its peers, into benchmarks/results (half an hour)
+bench: $(VENV)/.bench-ready bench-peers   ## measure everything beside its peers, into benchmarks/results (an hour)
 	$(BIN)/python -m benchmarks.everything $(ARGS)
 
 bench-peers: benchmarks/peers/node_modules   ## install the peers that benchmarks compare with, from npm (850 MB)

@@ -22,6 +22,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # The tests start thousands of gateways and nodes. Without byte code each of them compiles the whole package first,
 # which takes longer than the rest of its start.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+os.environ.setdefault("FARHAND_TEST_FORK", "1")
 
 
 @pytest.fixture
@@ -36,6 +37,14 @@ def shared_gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway
     """One gateway for all tests of a module that do not stop it."""
     with GatewayProcess(tmp_path_factory.mktemp("gateway") / "home") as process:
         yield process
+
+
+@pytest.fixture(scope="module")
+def own_interpreters() -> Iterator[None]:
+    """For modules that read the environment or the arguments of processes in /proc: no process is forked."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FARHAND_TEST_FORK", "0")
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ import os
 import re
 import time
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
@@ -24,6 +24,8 @@ from farhand.gateway.sessions.keys import DmScope
 from farhand.gateway.workspace.skill_file import SkillEntry
 from farhand.llm.settings import ModelSettings, ProviderSettings
 from farhand.machine.home import DEFAULT_PORT
+from farhand.machine.sandbox.egress import NetworkRule
+from farhand.machine.sandbox.resources import ResourceLimits
 from farhand.memory.settings import MemorySettings
 from farhand.protocol.errors import FarhandError
 
@@ -102,7 +104,15 @@ class SandboxSection(msgspec.Struct, forbid_unknown_fields=True):
     """Read again whenever the file changes."""
 
     enabled: bool = False
-    network: Literal["none", "host"] = "none"
+    # `auto` takes the best that works here.
+    level: Literal["auto", "bubblewrap", "landlock"] = "auto"
+    # `none`, `host`, `local` or `allow:HOST,...`.
+    network: str = "none"
+    # What commands may use: `2G`, 1.5, 200, and what each command may add to its folders, `10G`.
+    memory: str | int = ""
+    cpus: str | float = ""
+    processes: str | int = ""
+    disk: str | int = ""
     # `uid`, `uid:gid` or a name; empty: the gateway's own. Another than its own needs a gateway that runs as root.
     user: str = ""
     mounts: list[MountSetting] = []
@@ -116,9 +126,24 @@ class SandboxSection(msgspec.Struct, forbid_unknown_fields=True):
     # Where the host's key is written down; default `keys/known_hosts` in the home.
     ssh_known_hosts: str = ""
 
+    @property
+    def network_rule(self) -> NetworkRule:
+        return NetworkRule.read(self.network or "none")
+
+    @property
+    def resources(self) -> ResourceLimits:
+        return ResourceLimits.read(str(self.memory), str(self.cpus), str(self.processes), str(self.disk))
+
+    def check(self) -> None:
+        """Raise ValueError for a network or a limit that is none."""
+        try:
+            _ = self.network_rule, self.resources
+        except ValueError as error:
+            raise ValueError(f"[sandbox] {error}") from None
+
 
 class SessionsSection(msgspec.Struct, forbid_unknown_fields=True):
-    # Which session somebody who writes directly through a channel has: the agent's main one, or one of their own.
+    # The session of people who write directly through a channel: the agent's main one, or one of their own.
     dm_scope: DmScope = "main"
     # People with several addresses: a name, and their addresses as `telegram:123` or `+3162…`.
     identity_links: dict[str, list[str]] = {}
@@ -165,8 +190,8 @@ class BackupSection(msgspec.Struct, forbid_unknown_fields=True):
 class RetentionSection(msgspec.Struct, forbid_unknown_fields=True):
     """Read again whenever the file changes."""
 
-    # How long messages that were sent, posts of hooks that were given on, and runs of jobs that are gone are kept, and
-    # the ids by which a repetition is told; 0: for ever.
+    # How long sent messages, processed posts of hooks, runs of removed jobs and the ids that identify repeated requests
+    # are kept; 0: without a limit.
     keep_days: float = 30.0
     # How long the journal and the record of calls are kept, in days; 0: without a limit.
     history_days: float = 180.0
@@ -223,7 +248,7 @@ class HeartbeatSection(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class NodeSection(msgspec.Struct, forbid_unknown_fields=True):
-    """What the nodes of this home lend; `farhand.node.lent_limits` reads it when a node starts."""
+    """What the nodes of this home lend; `farhand.node.stored_limits` reads it when a node starts."""
 
     root: str | list[str] = []
     read_only: bool = False
@@ -232,10 +257,10 @@ class NodeSection(msgspec.Struct, forbid_unknown_fields=True):
     tags: list[str] = []
     sandbox: str = ""
     network: str = ""
-    memory: str = ""
-    cpus: str = ""
-    processes: str = ""
-    disk: str = ""
+    memory: str | int = ""
+    cpus: str | float = ""
+    processes: str | int = ""
+    disk: str | int = ""
 
 
 class Config(msgspec.Struct, forbid_unknown_fields=True):
@@ -301,27 +326,39 @@ def parse(text: str, path: Path, environ: Mapping[str, str] = os.environ) -> Con
         config = msgspec.convert(values, Config)
     except msgspec.ValidationError as error:
         raise SettingsError(f"{path}: {_worded(str(error))}") from None
-    if not 0 <= config.gateway.port <= 65535:
-        raise SettingsError(f"[gateway] port must be a number from 0 to 65535, not {config.gateway.port}")
-    for name in ("idle_hours", "max_days"):
-        if not 0 < (value := getattr(config.console, name)) < 100_000:
-            raise SettingsError(f"[console] {name} must be greater than 0 and less than 100000, not {value:g}")
-    for root in config.tools.roots:
-        if not root.startswith(("/", "~")):
-            raise SettingsError(f"[tools] roots: {root!r} must be an absolute path")
-    if config.backup.every_seconds < 0 or config.backup.keep < 1:
-        raise SettingsError("[backup] every_seconds must not be negative, and keep at least 1")
-    if not 0 <= config.retention.keep_days < 100_000:
-        raise SettingsError(
-            f"[retention] keep_days must not be negative, and not {config.retention.keep_days:g}; 0 is for ever"
-        )
-    _check_history(config.retention)
     try:
+        if fault := next(_faults(config), None):
+            raise ValueError(fault)
         Policy(config.policy)
         config.budgets.check()
+        config.sandbox.check()
     except ValueError as error:
         raise SettingsError(str(error)) from None
     return config
+
+
+def _faults(config: Config) -> Iterator[str]:
+    """Yield what is wrong with values that have the right type."""
+    port, console, backup, kept = config.gateway.port, config.console, config.backup, config.retention
+    if not 0 <= port <= 65535:
+        yield f"[gateway] port must be a number from 0 to 65535, not {port}"
+    for name, value in (("idle_hours", console.idle_hours), ("max_days", console.max_days)):
+        if not 0 < value < 100_000:
+            yield f"[console] {name} must be greater than 0 and less than 100000, not {value:g}"
+    for root in config.tools.roots:
+        if not root.startswith(("/", "~")):
+            yield f"[tools] roots: {root!r} must be an absolute path"
+    if backup.every_seconds < 0 or backup.keep < 1:
+        yield "[backup] every_seconds must not be negative, and keep at least 1"
+    if not 0 <= kept.keep_days < 100_000:
+        yield f"[retention] keep_days must not be negative, and not {kept.keep_days:g}; 0 is for ever"
+    if not (kept.history_days == 0 or 1 <= kept.history_days < 100_000):
+        yield f"[retention] history_days must be at least 1, not {kept.history_days:g}; 0 is without a limit"
+    if kept.history_mb < 0:
+        yield f"[retention] history_mb must not be negative, not {kept.history_mb}; 0 is without a limit"
+    for name in ("refused_bytes_per_credential", "refused_calls_per_credential"):
+        if getattr(kept, name) < 0:
+            yield f"[retention] {name} must not be negative; 0 is without a limit"
 
 
 def changed_settings(before: Config, after: Config) -> list[str]:
@@ -337,10 +374,6 @@ def changed_settings(before: Config, after: Config) -> list[str]:
     return found
 
 
-def _is_live(name: str) -> bool:
-    return name in LIVE_KEYS or name.partition(".")[0] in LIVE_SECTIONS
-
-
 def _loaded(home: Path, environ: Mapping[str, str]) -> Config | None:
     try:
         return load(home, environ)
@@ -349,7 +382,7 @@ def _loaded(home: Path, environ: Mapping[str, str]) -> Config | None:
 
 
 LOOK_SECONDS = 0.001
-# How long a file that is gone or empty may be on its way to something else.
+# How long a missing or empty file is taken for one that an editor is about to write.
 GONE_SECONDS = 0.5
 
 
@@ -359,10 +392,10 @@ class LiveConfig:
     def __init__(self, home: Path, config: Config, environ: Mapping[str, str] = os.environ) -> None:
         """`config`: what was loaded from the file a moment ago."""
         self._home = home
-        self._file = str(home / FILE)  # a Path costs as much again as the look
+        self._file = str(home / FILE)  # a Path would double the cost of a check
         self._environ = environ
         self._config = config
-        # Without what the command line overrides, which the file does not have either.
+        # As the file has them, without the options of the command line.
         self._first = _loaded(home, environ) or config
         self._looked = 0.0
         self._seen: tuple[int, int, int] | None = None
@@ -391,7 +424,7 @@ class LiveConfig:
 
     @property
     def now(self) -> Config:
-        """A change holds for the very next call: it costs a look at the file's times, once in a millisecond."""
+        """Return the settings in force. The file's times are checked at most once in a millisecond."""
         moment = time.monotonic()
         if moment - self._looked < LOOK_SECONDS:
             return self._config
@@ -400,7 +433,7 @@ class LiveConfig:
         if seen != self._seen:
             filled = seen is not None and seen[1] > 0
             if self._filled and not filled:
-                # Editors move a file away or empty it before they write it anew; what it forbids holds meanwhile.
+                # Editors move or empty a file before they write it again; until then the old settings apply.
                 self._gone_at = self._gone_at or moment
                 if moment - self._gone_at < GONE_SECONDS:
                     return self._config
@@ -425,11 +458,12 @@ class LiveConfig:
         return self._pending()
 
     def _pending(self) -> list[str]:
-        return [name for name in changed_settings(self._first, self._config) if not _is_live(name)]
+        changed = changed_settings(self._first, self._config)
+        return [name for name in changed if name not in LIVE_KEYS and name.partition(".")[0] not in LIVE_SECTIONS]
 
     def _look(self) -> tuple[int, int, int] | None:
         if self._seen is None and not os.access(self._file, os.F_OK):
-            return None  # there still is none, which an exception would say four times as slowly
+            return None  # an exception would take four times as long
         try:
             status = os.stat(self._file)  # noqa: PTH116
         except OSError:
@@ -438,7 +472,9 @@ class LiveConfig:
 
 
 def _read(name: str, text: str, kind: Any) -> Any:
-    if kind is str or (get_origin(kind) is Literal and all(isinstance(one, str) for one in get_args(kind))):
+    if kind in (str, str | int, str | float) or (
+        get_origin(kind) is Literal and all(isinstance(one, str) for one in get_args(kind))
+    ):
         return text
     if kind in (list[str], str | list[str]):
         return [item for part in text.split(",") if (item := part.strip())]
@@ -466,18 +502,3 @@ def _worded(text: str) -> str:
         hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
         return f"there is no setting {wrong!r} in {f'[{place}]' if place else 'the file'}; {hint}"
     return f"{place}: {reason}" if place else reason
-
-
-def _check_history(section: RetentionSection) -> None:
-    """Raises SettingsError for limits that would remove what is still needed."""
-    if not (section.history_days == 0 or 1 <= section.history_days < 100_000):
-        raise SettingsError(
-            f"[retention] history_days must be at least 1, not {section.history_days:g}; 0 is without a limit"
-        )
-    if section.history_mb < 0:
-        raise SettingsError(
-            f"[retention] history_mb must not be negative, not {section.history_mb}; 0 is without a limit"
-        )
-    for name in ("refused_bytes_per_credential", "refused_calls_per_credential"):
-        if getattr(section, name) < 0:
-            raise SettingsError(f"[retention] {name} must not be negative; 0 is without a limit")

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from farhand.store.bus.local import LocalBus
 from farhand.store.bus.nats import NatsBus, NatsUnavailable
 from farhand.store.ports import Bus, NoResponder, ReplyUnknown
 from tests.support.fleet_servers import NatsServer, running_nats
+from tests.support.local_bus import LocalBus
 
 Pair = AbstractAsyncContextManager[tuple[Bus, Bus]]
 

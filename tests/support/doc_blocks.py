@@ -55,7 +55,7 @@ VARIABLE = re.compile(
 )
 # Commands that only show something, which may take a moment to be there.
 READS = re.compile(
-    r"farhand (nodes|ps|calls|approvals|log|events|policy explain|cron runs|mcp list|tools|sessions)\b"
+    r"cat [\w.]+$|farhand (nodes|ps|calls|approvals|log|events|policy explain|cron runs|mcp list|tools|sessions)\b"
     r"(?!.*\b(stop|new|fork|cancel|forget)\b)"
 )
 SETTLING = 20

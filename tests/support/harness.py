@@ -22,6 +22,8 @@ from typing import Any
 
 import websockets
 
+from tests.support.fork_server import FARHAND, ForkedProcess, start_process
+
 ROOT = Path(__file__).resolve().parents[2]
 SHARED_TOKEN = "shared-node-token"
 # The shortest limit of any wait for something that has to happen, in seconds.
@@ -69,11 +71,11 @@ class GatewayProcess:
         self.url = f"http://127.0.0.1:{self.port}"
         self.ws_url = f"ws://127.0.0.1:{self.port}/v1/nodes/ws"
         self.arguments = arguments
-        self._command = [sys.executable, "-m", "farhand", command, "--port", str(self.port), *arguments]
+        self._command = [*FARHAND, command, "--port", str(self.port), *arguments]
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("SA_NODE", "FARHAND_"))}
         wanted = {**clean, "FARHAND_HOME": str(home), "SA_NODE_TOKEN": SHARED_TOKEN, **(env or {})}
         self.environment = {name: value for name, value in wanted.items() if value is not None}
-        self.process: subprocess.Popen[str] | None = None
+        self.process: subprocess.Popen[str] | ForkedProcess | None = None
         self.log = home.parent / f"{home.name}.log"
 
     def __enter__(self) -> GatewayProcess:
@@ -86,9 +88,9 @@ class GatewayProcess:
     def start(self, *, wait: bool = True) -> None:
         self.home.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
+            self.process = start_process(
                 self._command,
-                env=self.environment,
+                self.environment,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
@@ -570,14 +572,14 @@ class NodeProcess:
         for path in (self.workspace, self.user_home):
             path.mkdir(parents=True, exist_ok=True)
         self.log = folder / f"{node_id}.log"
-        self._command = [sys.executable, "-m", "farhand", "node", "--gateway", url or gateway.url, "--id", node_id]
+        self._command = [*FARHAND, "node", "--gateway", url or gateway.url, "--id", node_id]
         self._command += ["--home", str(self.state), "--workspace", str(self.workspace), *arguments]
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("SA_", "FARHAND_", "BASH_ENV"))}
         self._mark = f"TEST_NODE={uuid.uuid4()}"
         wanted = {**clean, "HOME": str(self.user_home), "SHELL": "/bin/bash", "SA_NODE_TOKEN": SHARED_TOKEN}
         wanted |= dict([self._mark.split("=")]) | (env or {})
         self._env = {name: value for name, value in wanted.items() if value is not None}
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | ForkedProcess | None = None
 
     def __enter__(self) -> NodeProcess:
         try:
@@ -601,7 +603,7 @@ class NodeProcess:
         """Start it (again), and wait until this life of it has joined."""
         before = self._connected_at() if wait else None
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(self._command, env=self._env, stdin=subprocess.DEVNULL, stderr=log)
+            self.process = start_process(self._command, self._env, stdin=subprocess.DEVNULL, stderr=log)
         if wait:
             wait_until(
                 lambda: self._ended() or self._connected_at() not in (None, before), 30, f"{self.node_id} online"

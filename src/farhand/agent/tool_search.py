@@ -171,14 +171,14 @@ def search(query: str, specs: Sequence[ToolSpec], limit: int = MOST_FOUND) -> li
     return [spec for _, _, spec in sorted(scored, key=lambda entry: entry[:2])[:limit]]
 
 
-def overview(specs: Sequence[ToolSpec], core: Collection[str] = CORE) -> str:
+def overview(specs: Sequence[ToolSpec]) -> str:
     """Return a line for each group of tools that is found by search, for the prompt.
 
     Tools of machines are left out: the prompt lists them with their machine.
     """
     groups: dict[str, list[str]] = {}
     for spec in specs:
-        if spec.name in core or (isinstance(spec, AgentTool) and spec.machine):
+        if spec.name in CORE or (isinstance(spec, AgentTool) and spec.machine):
             continue
         group, separator, name = spec.name.partition(SEPARATOR)
         if separator:

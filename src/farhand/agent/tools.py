@@ -36,7 +36,6 @@ class AgentTool(ToolSpec, frozen=True, omit_defaults=True):
 class Tools(Protocol):
     def offered(self, messages: Sequence[Message]) -> Sequence[ToolSpec]:
         """Return the tools to offer; called before each step, since machines come and go during a run."""
-        ...
 
     async def call(self, use: ToolUse) -> Outcome: ...
 

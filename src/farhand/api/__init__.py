@@ -1,1 +1,1 @@
-"""Doors: each route parses a request, calls one gateway method and renders the result."""
+"""HTTP and WebSocket: each route parses a request, calls one gateway method and renders the result."""

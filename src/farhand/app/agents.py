@@ -10,7 +10,6 @@ import msgspec
 from farhand.agent.skills import PromptSkill
 from farhand.app.local_machine import LocalMachine
 from farhand.app.plugins import MODELS, Plugins
-from farhand.app.setting_secrets import provider_secrets
 from farhand.config import Config, LiveConfig, SettingsError
 from farhand.gateway.access.secrets import Secrets
 from farhand.gateway.nodes.inventory import NodeInventory
@@ -23,10 +22,13 @@ from farhand.gateway.workspace.settings_tool import Settings
 from farhand.gateway.workspace.skill_folders import SkillFolders
 from farhand.gateway.workspace.skills import LocalSkills, Skills
 from farhand.gateway.workspace.workspace import Workspace
+from farhand.llm.errors import NotConfigured
 from farhand.llm.registry import ModelChoice, Models
+from farhand.llm.settings import ProviderSettings
 from farhand.machine.files.local_paths import AGENTS_FOLDER
 from farhand.memory.memory import Memory
 from farhand.memory.registry import Provider, make_embedder
+from farhand.protocol.errors import ToolError
 from farhand.protocol.redaction import KnownSecrets
 from farhand.store.objects.base import Objects
 from farhand.store.objects.folder import FolderObjects
@@ -94,11 +96,19 @@ def open_models(
         others = tuple(agent.model for agent in config.agents.values())
         return ModelChoice(config.providers, config.models, config.agent.model, others)
 
+    def resolved(name: str, provider: ProviderSettings) -> ProviderSettings:
+        """Put the values of secrets in the place of `{{secret:NAME}}`. Raises NotConfigured."""
+        try:
+            found = handles.resolved(msgspec.to_builtins(provider), f"provider:{name}")
+        except ToolError as error:
+            raise NotConfigured(f"[providers.{name}]: {error.message}.") from None
+        return msgspec.convert(found, ProviderSettings)
+
     return Models(
         environ=environ,
         apis=plugins.loaders(MODELS),
         current=live.derive(choice),
-        resolved=provider_secrets(handles),
+        resolved=resolved,
         secrets_version=lambda: handles.version,
     )
 

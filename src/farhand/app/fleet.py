@@ -23,8 +23,9 @@ from farhand.config import Config, SettingsError, StoreSection
 from farhand.gateway.access.secrets import KEY_FILE as SECRETS_KEY
 from farhand.gateway.access.secrets import has_secrets_key
 from farhand.gateway.access.tokens import OWNER_FILE, owner_token
-from farhand.gateway.fleet.membership import DEAD_SECONDS
+from farhand.gateway.fleet.membership import BEAT_SECONDS, DEAD_SECONDS
 from farhand.gateway.nodes.registry import NodeRegistry
+from farhand.gateway.repeating import Repeating
 from farhand.machine.files.private_files import write_private
 from farhand.protocol.key_auth import to_text
 from farhand.store.bus.signed import SignedBus
@@ -32,7 +33,7 @@ from farhand.store.group_commit import GroupCommit
 from farhand.store.journal.seal import KEY_FILE, load_key
 from farhand.store.ports import StoreError, Tx
 from farhand.store.tables.access.tokens import get_meta, set_meta, token_hash
-from farhand.store.tables.fleet import Replica, leave_fleet, own_unowned, owned, replicas
+from farhand.store.tables.fleet import Replica, beat, leave_fleet, own_unowned, owned, replicas
 
 SCHEMES: Final = ("postgresql", "postgres")
 LEAST_SECRET: Final = 32
@@ -42,7 +43,7 @@ EXTRA: Final = "pip install 'farhand[fleet]'"
 
 
 def check_fleet_settings(config: Config) -> None:
-    """Raise ConfigError when the settings for several gateways are incomplete."""
+    """Raise SettingsError when the settings for several gateways are incomplete."""
     store, bus = config.store, config.bus
     if not store.url:
         if bus.url:
@@ -80,6 +81,8 @@ class Member:
     # Where its numbers of queries and freezes, and of streams, begin: nodes answer several gateways.
     first_number: int
     first_stream: int
+    # Shows that the gateway is alive until its membership does: a start can take longer than others wait.
+    starting: Repeating
 
     def owned(self, table: str) -> Callable[[Tx], set[str]]:
         """Return the query for the ids of open work in a table that belong to this gateway."""
@@ -93,16 +96,24 @@ async def join(home: Path, config: Config, database: GroupCommit, stack: context
     stack.push_async_callback(bus.close)
     name = replica_id(home)
     store: Any = database
-    epoch = store.join(name, __version__, settings_digest(config))
+    digest = settings_digest(config)
+    epoch = store.join(name, __version__, digest)
     database.query(lambda tx: own_unowned(tx, name))
 
     async def leave() -> None:
         with contextlib.suppress(StoreError):
             await database.write(lambda tx: leave_fleet(tx, name))
 
+    async def show_alive() -> float:
+        await database.write(lambda tx: beat(tx, name, digest), durable=False)
+        return BEAT_SECONDS
+
     stack.push_async_callback(leave)
+    starting = Repeating(show_alive, "beat of a starting gateway", retry_seconds=BEAT_SECONDS)
+    starting.start()
+    stack.push_async_callback(starting.stop)
     high = secrets.randbits(20) + 1
-    return Member(name, epoch, bus, lambda: bool(store.superseded), high << 32, (high % 4096) << 20)
+    return Member(name, epoch, bus, lambda: bool(store.superseded), high << 32, (high % 4096) << 20, starting)
 
 
 def fleet_routes(
@@ -158,7 +169,8 @@ def open_shared_store(home: Path, section: StoreSection) -> GroupCommit:
         database.shut()
         raise StoreError(
             f"the owner's token in {home / OWNER_FILE} is not that of the gateways on this store: copy the files "
-            f"{OWNER_FILE} and {KEY_FILE} from the home of one of them, or set [store] secret for all"
+            f"{OWNER_FILE}, {KEY_FILE} and {SECRETS_KEY} from the home of one of them, or set [store] secret for all "
+            "before their first start"
         )
     return database
 

@@ -19,7 +19,9 @@ from pathlib import Path
 import msgspec
 import uvicorn
 
-from farhand.api.node_socket.door import node_door
+from farhand.api.node_socket.services import node_socket_factory
+from farhand.api.oauth.consent import ConsentRoutes, consent_page_routes
+from farhand.api.oauth.endpoints import EndpointRoutes
 from farhand.api.routes.console import ConsoleRoutes, page_routes
 from farhand.api.server.browser_sessions import BrowserSessions, SessionLimits
 from farhand.api.server.connection_limits import ConnectionLimits
@@ -29,11 +31,11 @@ from farhand.api.server.id_prefixes import IdPrefixes
 from farhand.api.server.idempotency import Repeats
 from farhand.api.server.openapi import openapi_routes
 from farhand.api.server.origins import parse_host
+from farhand.api.server.public_url import PublicUrl
 from farhand.api.server.router import Router, routes_of
 from farhand.api.server.tls_limits import TlsConnection
-from farhand.api.terminals.door import TERMINALS, TerminalDoor
+from farhand.api.terminals.upgrade import TERMINALS, TerminalSockets
 from farhand.app.home import OpenedStore, open_home
-from farhand.app.oauth import oauth_routes, read_public_url
 from farhand.app.wiring import Parts, build
 from farhand.config import Config, SettingsError
 from farhand.gateway.access.credentials import OWNER
@@ -45,6 +47,7 @@ from farhand.machine.files.private_files import open_private, restrict_to_owner,
 from farhand.protocol.errors import FarhandError
 from farhand.protocol.redaction import KnownSecrets
 from farhand.store.objects.base import SKILLS as SKILLS_FOLDER
+from farhand.store.ports import StoreError
 from farhand.store.tables.access.tokens import Token, token_hash
 
 log = logging.getLogger("farhand")
@@ -82,7 +85,7 @@ class Gateway:
         """
         section = config.gateway
         if open and not is_loopback(section.host):
-            raise SettingsError(f"--open needs a loopback address: with {section.host} anybody could use the shell")
+            raise SettingsError(f"--open needs a loopback address: with {section.host} anyone could use the shell")
         if bool(section.tls_cert) != bool(section.tls_key):
             raise SettingsError("TLS needs both tls_cert and tls_key")
         self._home = home
@@ -99,6 +102,7 @@ class Gateway:
         self.url = ""
         # Others have taken over the work of this gateway, which was silent for too long.
         self.superseded = False
+        self._told_to_stop = False
         # Set once the gateway was asked to stop; open calls may still be finishing.
         self.stopping = False
 
@@ -109,32 +113,46 @@ class Gateway:
         """
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self.stop)
-        with only_one(self._home):
-            listener = _listen(self._section.host, self._section.port)
+        with only_one(self._home), contextlib.closing(_listen(self._section.host, self._section.port)) as listener:
             await asyncio.to_thread(close_home, self._home, self.workspace)
             async with contextlib.AsyncExitStack() as outer:
                 store = await open_home(self._home, self._config, environ, outer)
-                async with contextlib.AsyncExitStack() as stack:
-                    parts = self._parts = await build(
-                        self._home,
-                        self.workspace,
-                        self._config,
-                        environ,
-                        store,
-                        stack,
-                        ending=self._ending,
-                        address=self._address(listener),
-                        open=self._open,
-                    )
-                    outer.push_async_callback(parts.close)
-                    outer.callback((self._home / GATEWAY_FILE).unlink, missing_ok=True)
-                    outer.callback(listener.close)
-                    self._on_secrets(parts.secrets)
-                    await parts.messaging.open()
-                    if self.stopping:
-                        return
-                    await self._start(parts, stack)
-                    await self._serve(parts, listener, ready)
+                try:
+                    await self._run(environ, store, listener, outer, ready)
+                except StoreError:
+                    if store.member is None or not store.member.superseded():
+                        raise
+                    self._supersede()
+
+    async def _run(
+        self,
+        environ: Mapping[str, str],
+        store: OpenedStore,
+        listener: socket.socket,
+        outer: contextlib.AsyncExitStack,
+        ready: Callable[[Gateway], None],
+    ) -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            parts = self._parts = await build(
+                self._home,
+                self.workspace,
+                self._config,
+                environ,
+                store,
+                stack,
+                ending=self._ending,
+                address=self._address(listener),
+                open=self._open,
+            )
+            outer.push_async_callback(parts.close)
+            outer.callback((self._home / GATEWAY_FILE).unlink, missing_ok=True)
+            outer.callback(listener.close)
+            self._on_secrets(parts.secrets)
+            await parts.messaging.open()
+            if self.stopping:
+                return
+            await self._start(parts, stack)
+            await self._serve(parts, listener, ready)
 
     def _address(self, listener: socket.socket) -> GatewayAddress:
         section = self._section
@@ -181,6 +199,7 @@ class Gateway:
         own = [name for name in (socket.gethostname(), section.host) if _is_host_name(name)]
         try:
             settings = GuardSettings.of([*own, *section.hosts], section.origins)
+            public_url = PublicUrl(section.public_url)
         except ValueError as error:
             raise SettingsError(str(error)) from None
         console = self._config.console
@@ -190,15 +209,15 @@ class Gateway:
             self._home,
             parts.credentials,
             SessionLimits(int(console.idle_hours * 3_600_000), int(console.max_days * 86_400_000)),
-            name=_cookie_name(parts.store, listener.getsockname()[1]),
+            name=str(listener.getsockname()[1]) if parts.fleet is None else parts.store.gateway_id[:12],
             secure=bool(section.tls_cert),
             clock=clock,
             note=note,
         )
         if parts.fleet is not None:
             parts.fleet.follow("console.", sessions.refresh)
-        public_url = read_public_url(section.public_url)
-        oauth = oauth_routes(parts.oauth, parts.store.node_registry, public_url)
+        consent = ConsentRoutes(parts.oauth, parts.store.node_registry, public_url)
+        oauth = [*routes_of(EndpointRoutes(parts.oauth, public_url), consent), *consent_page_routes()]
         routes = [*parts.routes, *routes_of(ConsoleRoutes(sessions)), *page_routes(), *oauth]
         guard = Guard(
             Router([*routes, *openapi_routes(routes)]),
@@ -219,9 +238,10 @@ class Gateway:
             server = self._server = _Server(
                 uvicorn.Config(
                     guard,
+                    interface="asgi3",
                     http=functools.partial(HttpConnection, limits=limits),  # type: ignore[arg-type]
-                    ws=node_door(  # type: ignore[arg-type]
-                        parts.node_services, guard, {TERMINALS: TerminalDoor(parts.terminals, guard)}
+                    ws=node_socket_factory(  # type: ignore[arg-type]
+                        parts.node_services, guard, {TERMINALS: TerminalSockets(parts.terminals, guard)}
                     ),
                     lifespan="off",
                     access_log=False,
@@ -264,12 +284,13 @@ class Gateway:
 
     def _supersede(self) -> None:
         """Stop at once: others do the work of this gateway. The caller of `run` may start another one."""
-        self.superseded = self.stopping = True
+        self.superseded, self.stopping = not self._told_to_stop, True
         if self._server is not None:
             self._exit(self._server)
 
     def stop(self) -> None:
         """Accept no new calls, let the open ones finish for a while, then close. The second time: close now."""
+        self._told_to_stop, self.superseded = True, False
         server = self._server
         if server is None or not server.started:
             self.stopping = True  # `run` looks before it serves
@@ -325,15 +346,11 @@ def _limit_handshakes(config: uvicorn.Config, limits: ConnectionLimits) -> None:
         )
 
 
-def _cookie_name(store: OpenedStore, port: int) -> str:
-    return str(port) if store.member is None else store.gateway_id[:12]
-
-
 def close_home(home: Path, workspace: Path) -> None:
-    """Take every right to the gateway's own files from others: earlier versions left some to the umask.
+    """Remove the access of other users to the gateway's own files: earlier versions left some modes to the umask.
 
-    What the workspaces and skills hold keeps its modes, since a sandbox may run as another user; the folders around
-    them are closed.
+    Files in workspaces and skills keep their modes, since a sandbox may run as another user; the folders around them
+    are closed.
     """
     own = (AGENTS_FOLDER, SKILLS_FOLDER)
     inner = workspace.relative_to(home).parts[:1] if workspace.is_relative_to(home) else ()

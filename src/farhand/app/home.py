@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import importlib.util
 import time
@@ -10,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -23,14 +24,18 @@ from farhand.gateway.journal import EventJournal
 from farhand.gateway.nodes.registry import NodeRegistry
 from farhand.gateway.nodes.returning import ReturningNodes, connected_at_the_end
 from farhand.machine.files.undo_log import UndoLog
+from farhand.protocol.errors import FarhandError, ToolError
 from farhand.store.group_commit import GroupCommit
-from farhand.store.objects.base import Objects
+from farhand.store.objects.base import SPACES, Objects
 from farhand.store.objects.folder import FolderObjects
 from farhand.store.sqlite.snapshots import Recovery, open_store, revoked_tokens
 from farhand.store.tables.access.one_time_codes import remove_codes
 from farhand.store.tables.access.tokens import get_meta, revoke_tokens, set_meta
 from farhand.store.tables.idempotency import forget_keys
 from farhand.store.tables.nodes import all_nodes
+
+# How long an object store may take to answer when the gateway starts.
+OBJECTS_SECONDS: Final = 10.0
 
 
 @dataclass(frozen=True)
@@ -97,6 +102,17 @@ def open_objects(home: Path, section: ObjectsSection, plugins: Plugins, undo_log
     except (PluginError, ValueError) as error:
         raise SettingsError(f"[objects] {error}") from None
     return objects
+
+
+async def check_objects(objects: Objects, url: str) -> None:
+    """Raise FarhandError unless an object store answers."""
+    try:
+        async with asyncio.timeout(OBJECTS_SECONDS):
+            await objects.list(f"{SPACES[0]}/", limit=1)
+    except TimeoutError:
+        raise FarhandError(f"cannot reach the objects {url}: no answer within {OBJECTS_SECONDS:g} s") from None
+    except ToolError as error:
+        raise FarhandError(f"cannot reach the objects {url}: {error.message}") from None
 
 
 def _gateway_id(store: Any) -> str:

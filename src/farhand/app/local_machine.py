@@ -16,7 +16,8 @@ from farhand.machine.files.local_paths import AGENTS_FOLDER, local_files
 from farhand.machine.files.transaction_log import roll_back_unfinished
 from farhand.machine.files.undo_log import MIB, UNDO_FOLDER, UndoLog
 from farhand.machine.jobs.jobs import Jobs
-from farhand.machine.sandbox.bubblewrap import Steering
+from farhand.machine.sandbox.confinement import Steering
+from farhand.machine.sandbox.egress import EgressProxy, NetworkRule
 from farhand.node.queries import NodeQueries
 from farhand.protocol.redaction import is_own_secret
 
@@ -63,12 +64,30 @@ async def open_machine(
     await asyncio.to_thread(roll_back_unfinished, files)
     variables = {n: value for n, value in environ.items() if n not in SECRET_VARIABLES and not is_own_secret(n)}
     jobs = await stack.enter_async_context(Jobs(home / "jobs", environment=variables, eager=False))
-    confinement = LiveConfinement(
-        lambda: live.now.sandbox, workspace, home, readable=(skill_files,), steering=Steering.OF_CALLER
-    )
+    confinement = _confinement(home, workspace, live, skill_files)
+    stack.push_async_callback(confinement.close)
     agents_folder = skill_files.parent / AGENTS_FOLDER
     questions = NodeQueries(jobs, variables, home / "logs")
     return LocalMachine(files, jobs, undo_log, confinement, skill_files, agents_folder, questions, variables)
+
+
+def _confinement(home: Path, workspace: Path, live: LiveConfig, skill_files: Path) -> LiveConfinement:
+    made: list[LiveConfinement] = []
+    # It is asked for each connection, and there is none before a command was started.
+    proxy = EgressProxy(home / "egress", lambda: made[0].network() if made else NetworkRule("none"))
+    made.append(
+        LiveConfinement(
+            lambda: live.now.sandbox,
+            workspace,
+            home,
+            proxy,
+            asyncio.get_running_loop(),
+            name="gateway",
+            readable=(skill_files,),
+            steering=Steering.OF_CALLER,
+        )
+    )
+    return made[0]
 
 
 def _make_folders(home: Path, workspace: Path) -> Path:

@@ -73,7 +73,7 @@ class Messaging:
             dm_scope=config.sessions.dm_scope,
             identity_links=config.sessions.identity_links,
             removed=credentials.announce_removed,
-            overhear=self._channel_approvals.hear,
+            overhear=self._channel_approvals.receive,
             may_listen=None if member is None else partial(_claimed, database, member.id),
         )
         self.hooks = Hooks(
@@ -100,7 +100,7 @@ class Messaging:
 
     async def ask(self, approval: Approval) -> None:
         """Send the question of a waiting call to everyone who may approve it."""
-        await self._channel_approvals.tell(approval)
+        await self._channel_approvals.send(approval)
 
     async def open(self) -> None:
         """Deliver messages that were accepted before the last stop."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from zoneinfo import ZoneInfo
 
+import msgspec
+
 from farhand.config import Config, SettingsError
 from farhand.gateway.access.credentials import Credentials
 from farhand.gateway.access.principal import Principal
@@ -62,16 +64,8 @@ def schedule_settings(config: Config, environ: Mapping[str, str]) -> tuple[Sched
         raise SettingsError(f"[heartbeat] {error}") from None
     if 0 < heartbeat.every_ms < 1000:
         raise SettingsError(f"[heartbeat] every must be at least one second, not {beat.every!r}")
-    schedule = ScheduleSettings(
-        zone=zone,
-        enabled=section.enabled,
-        max_concurrent=section.max_concurrent,
-        keep_runs=section.keep_runs,
-        timeout_seconds=section.timeout_seconds,
-        max_jobs=section.max_jobs,
-        report_failures=section.report_failures,
-    )
-    return schedule, heartbeat
+    same = {name: value for name, value in msgspec.structs.asdict(section).items() if name != "timezone"}
+    return ScheduleSettings(zone=zone, **same), heartbeat
 
 
 async def open_schedule(
@@ -116,7 +110,7 @@ async def open_schedule(
 
     turns = AgentTurns(sessions, secrets.redact_text, credentials.reduced)
     beats = Heartbeats(lambda: current()[1], read_file, turns, delivery)
-    calls = JobCalls(gate, catalog, node_registry, secrets, credentials.reduced)
+    calls = JobCalls(gate, catalog, node_registry, credentials.reduced)
     runs = CronRuns(lambda: current()[0].zone, turns, beats.perform, calls.perform, delivery)
     scheduler = Scheduler(
         database,

@@ -12,13 +12,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from farhand.agent.compaction import Compactor
 from farhand.agent.loop import Limits
-from farhand.api.node_socket.door import NodeServices
+from farhand.api.mcp.approval_forms import ApprovalForms
+from farhand.api.mcp.content import McpContent
+from farhand.api.mcp.server import McpRoutes
+from farhand.api.mcp.server_routes import McpServerRoutes
+from farhand.api.mcp.tasks import Tasks
+from farhand.api.node_socket.services import NodeServices
+from farhand.api.openai.agent_runs import AgentRuns
+from farhand.api.openai.completions import ChatRoutes
+from farhand.api.openai.responses import ResponseRoutes
 from farhand.api.routes.agent.agent_process import AgentProcessRoutes
 from farhand.api.routes.agent.channels import ChannelRoutes
 from farhand.api.routes.agent.cron import CronRoutes
@@ -27,7 +34,7 @@ from farhand.api.routes.agent.sessions import SessionRoutes
 from farhand.api.routes.agent.workspace import WorkspaceRoutes
 from farhand.api.routes.approvals import ApprovalRoutes
 from farhand.api.routes.budgets import BudgetRoutes
-from farhand.api.routes.calls import CallRoutes
+from farhand.api.routes.calls import CallRoutes, ReceiptRoutes
 from farhand.api.routes.fanout import FanOutRoutes
 from farhand.api.routes.freeze import FreezeRoutes
 from farhand.api.routes.health import HealthRoutes
@@ -44,25 +51,23 @@ from farhand.api.routes.trials import TrialRoutes
 from farhand.api.server.router import Route, routes_of
 from farhand.api.terminals.routes import TerminalRoutes
 from farhand.app.agents import build_prompts, build_skills, open_memory, open_models
-from farhand.app.budgets import open_budgets
 from farhand.app.fleet import fleet_routes, settings_digest
-from farhand.app.fleet_parts import FleetParts, LazyFleet
-from farhand.app.home import OpenedStore, open_objects
+from farhand.app.fleet_connections import FleetConnections, FleetParts
+from farhand.app.home import OpenedStore, check_objects, open_objects
 from farhand.app.local_machine import open_machine
-from farhand.app.mcp import end_with_servers, local_host, open_door, open_mcp
 from farhand.app.messaging import Messaging
-from farhand.app.oauth import open_oauth
-from farhand.app.openai import openai_routes
 from farhand.app.plugins import CHANNELS, Plugins
 from farhand.app.policy import policy_file
-from farhand.app.receipts import open_receipts
 from farhand.app.sandbox import open_trials
 from farhand.app.schedule import open_schedule, schedule_settings
 from farhand.config import LIVE_SECTIONS, Config, LiveConfig
-from farhand.gateway.access.credentials import Credentials
+from farhand.gateway.access.budgets import Budgets
+from farhand.gateway.access.credentials import OWNER, Credentials
 from farhand.gateway.access.daily_budget import keyed_call_budget, message_budget
 from farhand.gateway.access.freeze_hold import FreezeHold
 from farhand.gateway.access.oauth import OAuth
+from farhand.gateway.access.oauth_clients import ClientDocuments
+from farhand.gateway.access.principal import Principal
 from farhand.gateway.access.secrets import Secrets, secrets_key
 from farhand.gateway.access.standing_approvals import StandingApprovals
 from farhand.gateway.access.tokens import Tokens, owner_token
@@ -72,15 +77,17 @@ from farhand.gateway.calls.policy import Policy
 from farhand.gateway.calls.refusals import RefusalBudget
 from farhand.gateway.calls.search import CallSearch
 from farhand.gateway.control.approvals import Approvals
-from farhand.gateway.control.effects import Effects
 from farhand.gateway.control.fanout import FanOuts
 from farhand.gateway.control.freeze import Freeze
 from farhand.gateway.control.policy_review import PolicyReview
+from farhand.gateway.control.previews import CallPreviews
+from farhand.gateway.control.receipts import Receipts, receipt_seed
 from farhand.gateway.control.terminals import Terminals
 from farhand.gateway.control.trial_previews import TrialPreviews
 from farhand.gateway.control.trials import TrialCalls
 from farhand.gateway.control.undo import Undo
 from farhand.gateway.control.undo_run import RunUndo
+from farhand.gateway.mcp.servers import McpServers
 from farhand.gateway.nodes.addresses import GatewayAddress
 from farhand.gateway.nodes.egress import ProxyCredentials
 from farhand.gateway.nodes.end_orders import EndOrders
@@ -94,10 +101,12 @@ from farhand.gateway.nodes.pairing import PairingCodes
 from farhand.gateway.nodes.queries import Queries
 from farhand.gateway.schedule.scheduler import Scheduler
 from farhand.gateway.schedule.tools import cron_tools
-from farhand.gateway.sessions.agent_process import Direct
+from farhand.gateway.sessions.agent_process import Direct, SessionAgent
 from farhand.gateway.sessions.agents import Agents
-from farhand.gateway.sessions.process_agent import SessionAgent
-from farhand.gateway.sessions.runner import RunServices, Turns
+from farhand.gateway.sessions.budgeted_model import BudgetedModel
+from farhand.gateway.sessions.responses import Responses
+from farhand.gateway.sessions.run_calls import RunServices
+from farhand.gateway.sessions.runner import Turns
 from farhand.gateway.sessions.sessions import Sessions
 from farhand.gateway.sessions.tools import SessionTools
 from farhand.gateway.transfers.tool import transfer_tool
@@ -113,16 +122,21 @@ from farhand.gateway.upkeep.token_uses import TokenUses
 from farhand.gateway.workspace.files_tools import NativeFiles
 from farhand.gateway.workspace.settings_tool import Settings
 from farhand.gateway.workspace.workspace import Workspace
+from farhand.llm.model import Model
 from farhand.machine.freeze_file import FREEZE_FILE, FreezeFile
+from farhand.machine.jobs.job import Ending
 from farhand.memory.tools import memory_tools
+from farhand.node.mcp_servers import ServerHost
 from farhand.protocol.redaction import KnownSecrets
+from farhand.store.journal.seal import load_key
 from farhand.store.tables.access.secrets import all_secrets
 from farhand.store.tables.access.tokens import all_tokens
+from farhand.store.tables.accounts.budgets import all_limits
 from farhand.store.tables.standing_approvals import all_standing
 from farhand.tools.agent_files import AgentFileTools
 from farhand.tools.agent_shell import AgentShellTools
 from farhand.tools.agent_tools import main_agent_tools, sub_agent_tools
-from farhand.tools.http_guide import guide_tools
+from farhand.tools.http_guide import GuideTools
 from farhand.tools.skill_paths import SkillPaths
 
 
@@ -176,11 +190,16 @@ async def build(
     database, node_registry, journal, member = store.database, store.node_registry, store.journal, store.member
     first_number = 1 if member is None else member.first_number
     clock = node_registry.clock
+    others = None
+    if member is not None:
+        others = FleetConnections(member, database, node_registry, lambda: services, lambda: sessions)
     live = LiveConfig(home, config, environ)
     plugins = Plugins()
     machine = await open_machine(home, workspace_folder, live, environ, stack)
     objects = open_objects(home, config.objects, plugins, machine.undo_log)
     stack.push_async_callback(objects.close)
+    if member is not None:
+        await check_objects(objects, config.objects.url)
     workspace = Workspace(objects)
     secrets = KnownSecrets()
 
@@ -216,7 +235,7 @@ async def build(
 
     # Calls and transfers.
     frozen = FreezeHold()
-    server_host = local_host(workspace_folder, machine.variables, frozen, machine.confinement)
+    server_host = ServerHost(workspace_folder, machine.variables, frozen=frozen, confinement=machine.confinement)
     stack.push_async_callback(server_host.close)
     queries = Queries(
         node_registry,
@@ -226,19 +245,20 @@ async def build(
     proxy_credentials = ProxyCredentials(node_registry, queries, handles)
     end_orders = EndOrders(database, node_registry, clock)
     catalog = Catalog(node_registry, lambda: live.now.tools.disabled)
-    effects = Effects(queries)
+    previews = CallPreviews(queries)
     standing = StandingApprovals(database.query(all_standing), journal, clock, credentials.ended)
     approvals = Approvals(
         database,
         lambda: gate.waiting_calls,
-        effects,
+        previews,
         TrialPreviews(lambda: gate, catalog, clock),
         clock,
         standing,
         lineage=credentials.lineage,
         notify=lambda approval: messaging.ask(approval),
     )
-    budgets = open_budgets(database, credentials, live, clock)
+    budgets = Budgets(database, credentials, lambda: live.now.budgets, clock)
+    budgets.load(database.query(all_limits))
     gate = Gate(
         database,
         node_registry,
@@ -248,7 +268,7 @@ async def build(
         policy=live.derive(
             lambda settings: Policy.of(settings.policy, str(workspace_folder), str(machine.agents_folder))
         ),
-        changed_files=effects.changed_files,
+        changed_files=previews.changed_files,
         standing=standing,
         frozen=frozen,
         refusals=RefusalBudget(
@@ -260,7 +280,7 @@ async def build(
         keyed_calls=keyed_call_budget(lambda: live.now.retention.keyed_bytes_per_credential),
         secrets=secrets,
         handles=handles,
-        fleet=None if member is None else LazyFleet(lambda: fleet),
+        fleet=None if others is None else others.calls,
         budgets=budgets,
     )
     transfers = Transfers(
@@ -292,30 +312,33 @@ async def build(
         left=(gate.node_calls.left, end_orders.node_left),
         changed=(gate.waiting_calls.resume,),
         joined_elsewhere=(gate.node_calls.joined, transfers.node_joined),
-        links=None if member is None else LazyFleet(lambda: fleet),
+        links=None if others is None else others.links,
     )
 
     async def is_open(call_id: str) -> bool:
         record = await gate.find(call_id)
         return record is not None and record.ended_at is None
 
-    commands = RemoteCommands(node_registry, queries, is_open=is_open, closing=lambda: gate.closing)
-    terminals = Terminals(gate, node_registry, commands, secrets, journal.note)
+    commands = RemoteCommands(node_registry, queries, secrets, is_open=is_open, closing=lambda: gate.closing)
+    terminals = Terminals(gate, node_registry, commands, journal.note)
 
     # Agents and their tools.
-    settings = Settings(lambda: {**msgspec.to_builtins(config), **_live_settings(live.now)})
+    settings = Settings(
+        lambda: {
+            **msgspec.to_builtins(config),
+            **{name: msgspec.to_builtins(getattr(live.now, name)) for name in (*LIVE_SECTIONS, "agent")},
+        }
+    )
     skills = build_skills(home, workspace_folder, config, workspace, node_registry, inventory, machine, settings)
     memory = open_memory(home, workspace_folder, config, objects, models, secrets)
     stack.push_async_callback(memory.close)
     skill_paths = SkillPaths(str(workspace_folder), str(machine.skill_files))
-    trials = open_trials(home, workspace_folder, machine.files)
+    trials = open_trials(home, workspace_folder, machine.files, machine.confinement)
     shell = AgentShellTools(machine.jobs, machine.files, machine.confinement, secrets, skill_paths, trials)
     machine_tools = [*AgentFileTools(machine.files, secrets=secrets, skills=skill_paths).tools(), *shell.tools()]
     remembering = memory_tools(memory)
     budget = message_budget(lambda: live.now.retention.message_bytes_per_credential)
-    run_services = RunServices(
-        database, credentials, node_registry, store.returning, catalog, gate, end_orders, secrets
-    )
+    run_services = RunServices(database, credentials, node_registry, store.returning, catalog, gate, end_orders)
     agents = Agents(lambda: live.now.agents)
     turns = Turns(
         run_services,
@@ -336,7 +359,7 @@ async def build(
         describe_model=turns.model_name,
         check_model=turns.check_model,
         freeze=lambda by, reason: freeze.asked_in_a_chat(by, reason),
-        elsewhere=None if member is None else LazyFleet(lambda: fleet),
+        elsewhere=None if others is None else others.runs,
         budget=budget,
         invalid=credentials.ended,
     )
@@ -378,22 +401,32 @@ async def build(
         delivery=messaging.outbox,
         alone=member is None,
     )
-    mcp_servers, mcp_server_routes = open_mcp(
+
+    def model_of_servers() -> Model:
+        limits = partial(budgets.limits, Principal(OWNER), None)
+        return BudgetedModel(models.chosen(), budgets, limits, models.prices())
+
+    scheme = "https" if config.gateway.tls_cert else "http"
+    mcp_servers = McpServers(
         home,
-        config,
-        live,
         database,
         journal,
         catalog,
         node_registry,
         queries,
-        credentials,
         secrets,
         handles,
-        models,
-        frozen,
-        budgets,
+        settings=lambda: live.now.mcp,
+        named_nodes=lambda: credentials.named_nodes,
+        model=model_of_servers,
+        frozen=frozen,
+        address=f"{scheme}://localhost:{config.gateway.port}",
     )
+
+    async def end_commands() -> Ending:
+        await server_host.end_all()
+        return await machine.jobs.end_all()
+
     freeze = Freeze(
         FreezeFile(home / FREEZE_FILE),  # not in the store: restoring an older copy must not lift a freeze
         frozen,
@@ -403,13 +436,13 @@ async def build(
         gateway_id=store.gateway_id,
         note=journal.note,
         stop_runs=sessions.stop_all,
-        end_jobs=end_with_servers(machine.jobs, server_host),
+        end_jobs=end_commands,
         thawed=(gate.waiting_calls.resume, scheduler.wake, mcp_servers.wake),
         first_number=first_number,
     )
     undo = Undo(gate, catalog, node_registry, machine.undo_log, machine.files, objects)
     logs, metrics = NodeLogs(node_registry, queries), MetricsHistory()
-    guide = guide_tools(machine.files, machine.jobs, machine.confinement, secrets)
+    guide = GuideTools(machine.files, machine.jobs, machine.confinement, secrets).tools()
     session_tools = SessionTools(
         sessions, agents, model_of=turns.agent_model, spawn_seconds=config.agent.sub_agent_seconds
     )
@@ -425,22 +458,23 @@ async def build(
     backups = Backups(
         database, journal, home, BackupSettings(config.backup.every_seconds, config.backup.keep), clock=clock
     )
-    direct = Direct(database, gate, catalog, guide, SessionAgent(sessions), clock=clock, secrets=secrets, budget=budget)
+    direct = Direct(database, gate, catalog, guide, SessionAgent(sessions), clock=clock, budget=budget)
     policy_review = PolicyReview(database, node_registry, catalog, credentials.makers, standing)
-    mcp_door = open_door(
+    forms = ApprovalForms(approvals, secrets)
+    search = CallSearch(database, gate)
+    mcp_routes = McpRoutes(
         store.gateway_id,
-        database,
         node_registry,
         catalog,
         gate,
         commands,
-        secrets,
-        approvals,
-        skills,
-        agents,
+        Tasks(database, gate, forms, clock),
+        forms,
+        McpContent(gate, skills, search, commands, lambda: agents.names),
         ending,
-        (lambda _: None) if member is None else LazyFleet(lambda: fleet).tell,
+        (lambda _: None) if others is None else others.tell,
     )
+    agent_runs = AgentRuns(sessions, agents)
     routes = routes_of(
         HealthRoutes(
             store.gateway_id,
@@ -454,10 +488,10 @@ async def build(
         ),
         NodeRoutes(node_registry, inventory, credentials, logs, gate, metrics),
         InvokeRoutes(gate, clock, lambda: schedule()[0].zone),
-        CallRoutes(catalog, gate, CallSearch(database, gate), commands, secrets, ending),
+        CallRoutes(catalog, gate, search, commands, ending),
         UndoRoutes(gate, undo, RunUndo(database, gate, catalog, undo)),
         TrialRoutes(gate, trial_calls),
-        open_receipts(home, store.gateway_id, database, gate, credentials, clock),
+        ReceiptRoutes(Receipts(store.gateway_id, receipt_seed(load_key(home)), database, gate, credentials, clock)),
         TerminalRoutes(terminals, gate),
         SecretRoutes(handles, proxy_credentials),
         FanOutRoutes(FanOuts(database, node_registry, gate), ending),
@@ -485,17 +519,18 @@ async def build(
             standing,
             policy_file(home, live, journal, alone=member is None),
         ),
-        mcp_door,
+        mcp_routes,
         MetricsRoutes(database, node_registry, gate, "" if member is None else member.id),
         WorkspaceRoutes(journal, workspace, skills, gate),
         MemoryRoutes(memory, gate),
         SessionRoutes(sessions, turns, ending),
-        *openai_routes(database, sessions, agents, ending),
+        ChatRoutes(agent_runs, ending),
+        ResponseRoutes(agent_runs, Responses(database, sessions), sessions, ending),
         AgentProcessRoutes(direct, ending, {*plugins.loaders(CHANNELS), *config.channels}),
         ChannelRoutes(messaging.outbox, messaging.inbound, messaging.hooks),
         CronRoutes(gate, jobs),
         fleet_routes(config, store.gateway_id, member, database, node_registry),
-        mcp_server_routes,
+        McpServerRoutes(mcp_servers),
     )
     services = NodeServices(
         store.gateway_id,
@@ -507,7 +542,7 @@ async def build(
         queries,
         freeze,
         transfers,
-        None if member is None else LazyFleet(lambda: fleet),
+        None if others is None else others.links,
     )
 
     async def take_up() -> None:
@@ -519,17 +554,13 @@ async def build(
         scheduler.wake()
 
     fleet: FleetParts | None = None
-    if member is not None:
+    if others is not None:
         fleet = FleetParts(
-            member,
+            others,
             database,
             services,
-            inventory,
-            gate,
-            freeze,
             tokens,
-            sessions=sessions,
-            mcp=mcp_door,
+            mcp=mcp_routes,
             followed={
                 "policy.always_added": partial(standing.refresh, database),
                 "policy.always_removed": partial(standing.refresh, database),
@@ -575,9 +606,5 @@ async def build(
         routes,
         services,
         terminals,
-        open_oauth(database, journal, credentials, tokens, clock),
+        OAuth(database, journal, credentials, tokens, ClientDocuments(), clock=clock),
     )
-
-
-def _live_settings(config: Config) -> dict[str, Any]:
-    return {name: msgspec.to_builtins(getattr(config, name)) for name in (*LIVE_SECTIONS, "agent")}

@@ -162,13 +162,13 @@ class EmailChannel:
                 _accepted(server.mail(settings.address), "sender")
                 _accepted(server.rcpt(recipient), "recipient")
             except (OSError, smtplib.SMTPException) as error:  # the server has not accepted anything yet
-                raise TryLater(f"the mail server did not take the message: {error}") from None
+                raise TryLater(f"the mail server did not accept the message: {error}") from None
             try:
                 answer = server.data(mail.as_bytes())
             except smtplib.SMTPDataError as error:
                 answer = (error.smtp_code, error.smtp_error if isinstance(error.smtp_error, bytes) else b"")
             except (OSError, smtplib.SMTPException) as error:
-                raise Unsure(f"the mail server left while it was taking the message: {error}") from None
+                raise Unsure(f"the mail server disconnected while it received the message: {error}") from None
             _accepted(answer, "message")
 
     def _connect(self) -> smtplib.SMTP:

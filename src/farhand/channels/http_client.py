@@ -14,17 +14,13 @@ from farhand.gateway.messaging.channel import DeliveryError, TryLater, Undeliver
 
 SECONDS: Final = 30.0
 LONGEST_ERROR: Final = 300
-LARGEST_FILE: Final = 25 * 1024 * 1024
 
 
 class Service:
     """Send requests to one base address. The owner calls `close`."""
 
-    def __init__(self, base: str, headers: Mapping[str, str] | None = None, *, secret: str = "") -> None:
-        """Create a client; `secret` is a part of the address that must never appear in an error."""
+    def __init__(self, base: str) -> None:
         self._base = base.rstrip("/")
-        self._headers = {"User-Agent": "farhand", **(headers or {})}
-        self._secret = secret
         self._client: Any = None
         self._httpx: Any = None
         self._opening = asyncio.Lock()
@@ -36,9 +32,6 @@ class Service:
         *,
         json: Any = None,
         content: bytes | None = None,
-        data: Mapping[str, str] | None = None,
-        files: Any = None,
-        params: Mapping[str, str] | None = None,
         headers: Mapping[str, str] | None = None,
         seconds: float = SECONDS,
     ) -> Any:
@@ -53,37 +46,29 @@ class Service:
                 method,
                 path if "://" in path else self._base + path,
                 content=content,
-                data=data,
-                files=files,
-                params=params,
                 headers=headers,
                 timeout=httpx.Timeout(seconds, connect=10.0),
             )
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
-            raise TryLater(self._worded(f"the service cannot be reached: {error}")) from None
+            raise TryLater(f"the service cannot be reached: {error}") from None
         except httpx.HTTPError as error:
-            raise Unsure(self._worded(f"the connection broke: {type(error).__name__} {error}")) from None
+            raise Unsure(f"the connection broke: {type(error).__name__} {error}") from None
         except (httpx.InvalidURL, ValueError) as error:
-            raise Undeliverable(self._worded(f"the address cannot be used: {error}")) from None
-        return self._read(response)
-
-    def _read(self, response: Any) -> Any:
+            raise Undeliverable(f"the address cannot be used: {error}") from None
         status = response.status_code
         body: bytes = response.content
         if 200 <= status < 300:
             return _json(body)
-        said = self._worded(f"{status}: {body[:LONGEST_ERROR].decode('utf-8', 'replace').strip()}")
+        said = f"{status}: {body[:LONGEST_ERROR].decode('utf-8', 'replace').strip()}"
         raise read_failure(status, said, _wait_asked(response.headers, _json(body)))
 
-    async def fetch(self, path: str, *, headers: Mapping[str, str] | None = None, largest: int = LARGEST_FILE) -> bytes:
+    async def fetch(self, url: str, *, largest: int) -> bytes:
         """Download a file. Raises DeliveryError, also if the file is too large."""
         client = await self._open()
         parts: list[bytes] = []
         size = 0
         try:
-            async with client.stream(
-                "GET", path if "://" in path else self._base + path, headers=headers, timeout=SECONDS
-            ) as response:
+            async with client.stream("GET", url, timeout=SECONDS) as response:
                 if response.status_code != 200:
                     gone = 400 <= response.status_code < 500 and response.status_code != 429
                     raise (Undeliverable if gone else TryLater)(
@@ -95,7 +80,7 @@ class Service:
                         raise Undeliverable(f"the file has more than {largest} bytes")
                     parts.append(part)
         except self._httpx.HTTPError as error:
-            raise TryLater(self._worded(f"the file could not be fetched: {error}")) from None
+            raise TryLater(f"the file could not be fetched: {error}") from None
         return b"".join(parts)
 
     async def stream(self, path: str) -> Any:
@@ -120,11 +105,8 @@ class Service:
                 # Importing it and loading the certificates takes about 0.1 s, which would block the event loop.
                 self._httpx = await asyncio.to_thread(importlib.import_module, "httpx2")
                 logging.getLogger("httpx2").setLevel(logging.WARNING)  # it would log each URL, tokens included
-                self._client = self._httpx.AsyncClient(headers=self._headers, follow_redirects=False)
+                self._client = self._httpx.AsyncClient(headers={"User-Agent": "farhand"}, follow_redirects=False)
         return self._client
-
-    def _worded(self, text: str) -> str:
-        return text.replace(self._secret, "***") if self._secret else text
 
 
 def read_failure(status: int, said: str, after: float | None = None) -> DeliveryError:

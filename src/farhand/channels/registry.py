@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from functools import partial
 from importlib.metadata import EntryPoint
 from typing import Any, Final
 
@@ -33,11 +32,6 @@ KINDS: Final = {
 CONSOLE: Final = "console"
 
 
-def _built_in(name: str) -> ChannelKind:
-    kind: ChannelKind = EntryPoint(name, KINDS[name], "farhand.channels").load()
-    return kind
-
-
 def make_channels(
     tables: Mapping[str, Mapping[str, Any]],
     environ: Mapping[str, str],
@@ -50,7 +44,7 @@ def make_channels(
     one raises FarhandError, the error is logged and its channels are skipped. `resolved` puts the values of secrets in
     settings, for `channel:NAME`; a channel without its secret is skipped too, since setting one needs a gateway.
     """
-    kinds = kinds or {name: partial(_built_in, name) for name in KINDS}
+    kinds = kinds or {name: EntryPoint(name, value, "farhand.channels").load for name, value in KINDS.items()}
     channels: dict[str, Channel] = {CONSOLE: ConsoleChannel()}
     taken: dict[tuple[str, str], str] = {}
     for name, table in tables.items():

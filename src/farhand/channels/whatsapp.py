@@ -97,19 +97,19 @@ class WhatsAppChannel:
         given = headers.get(b"x-hub-signature-256", b"").strip().lower()
         wanted = "sha256=" + hmac.new(self.settings.app_secret.encode(), body, hashlib.sha256).hexdigest()
         if not hmac.compare_digest(given, wanted.encode()):
-            raise Unsigned("X-Hub-Signature-256 does not fit the body")
+            raise Unsigned("X-Hub-Signature-256 does not match the body")
         try:
             posted = msgspec.json.decode(body)
             messages = list(_messages(posted, self.settings.phone_id))
         except (msgspec.DecodeError, UnicodeError, RecursionError, AttributeError, KeyError, TypeError) as error:
-            raise InvalidArgs(f"the body is no notification of WhatsApp: {error}") from None
+            raise InvalidArgs(f"the body is not a WhatsApp notification: {error}") from None
         async with self._order:
             for message, name in messages:
                 await self._take_one(message, name)
 
     async def _take_one(self, message: dict[str, Any], name: str) -> None:
         if self._take is None:
-            raise Failed("the channel does not listen yet")
+            raise Failed("the channel is not ready yet")
         kind, sender = str(message.get("type")), str(message["from"])
         text = (message.get("text") or {}).get("body") or (message.get(kind) or {}).get("caption") or ""
         text = text or (message.get("button") or {}).get("text") or ""
@@ -136,7 +136,7 @@ class WhatsAppChannel:
         try:
             place = await self._asked(client.get_media_url(file["id"]))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise Undeliverable(f"Meta's answer is not understood: {error!r}") from None
+            raise Undeliverable(f"Meta sent an invalid response: {error!r}") from None
         mime = str(file.get("mime_type") or place.mime_type or "application/octet-stream").partition(";")[0]
         data = await self._asked(client.get_media_bytes(place.url))
         return Attachment(file.get("filename") or f"{kind}.{mime.rpartition('/')[2]}", mime, data)

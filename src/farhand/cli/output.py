@@ -69,14 +69,19 @@ def one_line(text: str, limit: int | None = None) -> str:
 # -- answers ----------------------------------------------------------------------------------------------
 
 
-def show(answer: Answer, render: str | Callable[[Any], object]) -> None:
-    """Print an answer: the document with --json, otherwise the text `render` or whatever `render(value)` prints."""
+def show(document: Any, render: str | Callable[[Any], object] = "", hint: str = "") -> None:
+    """Print a document, or an answer's own, with --json; otherwise the text `render`, or whatever `render(value)`
+    prints, and the remark `hint`.
+    """
     if wants_json():
-        show_answer(answer)
-    elif isinstance(render, str):
+        show_json(document)
+        return
+    if callable(render):
+        render(document.value if isinstance(document, Answer) else document)
+    elif render:
         print(plain(render))
-    else:
-        render(answer.value)
+    if hint:
+        remark(hint)
 
 
 def show_list(answer: Answer, key: str, columns: Sequence[Column], empty: str) -> None:
@@ -84,16 +89,12 @@ def show_list(answer: Answer, key: str, columns: Sequence[Column], empty: str) -
     show(answer, lambda value: show_table(columns, value[key]) if value[key] else remark(empty))
 
 
-def show_answer(answer: Answer) -> None:
-    """Print the gateway's own document: unchanged in a pipe, indented on a terminal."""
-    if on_terminal():
-        show_json(answer.value)
+def show_json(document: Any) -> None:
+    """Print a document: indented on a terminal, and in a pipe as it is, or unchanged if it is a gateway's."""
+    if isinstance(document, Answer):
+        print(json_text(document.value) if on_terminal() else document.text)
     else:
-        print(answer.text)
-
-
-def show_json(value: Any) -> None:
-    print(json_text(value) if on_terminal() else json.dumps(value))
+        print(json_text(document) if on_terminal() else json.dumps(document))
 
 
 def json_text(value: Any) -> str:
@@ -299,6 +300,11 @@ def duration(milliseconds: float | None) -> str:
 def local_time(at: int) -> str:
     """Return local date and time, to the second, from milliseconds since 1970."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at / 1000))
+
+
+def minute_time(at: int | None, otherwise: str = "never") -> str:
+    """Return local date and time, to the minute; `otherwise` if there is none."""
+    return otherwise if at is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(at / 1000))
 
 
 def short_time(at: int) -> str:

@@ -61,15 +61,12 @@ class Builder(Protocol):
     @property
     def finished(self) -> bool:
         """Return whether the model has finished its reply."""
-        ...
 
     def add(self, chunk: Any) -> list[StreamEvent]:
         """Process a chunk and return its deltas. Raises ModelError for an error in the stream."""
-        ...
 
     def finish(self, cost: Callable[[Usage], float]) -> Finished:
         """Return the whole reply; `cost` computes the price of a Usage if the provider sent none."""
-        ...
 
 
 class HttpModel:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from typing import Any, Literal, Protocol
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any, Final, Literal, Protocol, get_args
 
 import msgspec
 
@@ -11,6 +11,12 @@ from farhand.llm.messages import Message, StreamEvent
 from farhand.protocol.calls import ToolSpec
 
 Thinking = Literal["off", "minimal", "low", "medium", "high", "xhigh"]
+# The levels by the words that people and models use for them.
+THINKING_LEVELS: Final[Mapping[str, Thinking]] = {
+    **{level: level for level in get_args(Thinking)},
+    **{"none": "off", "0": "off", "min": "minimal", "1": "minimal", "2": "low", "med": "medium", "3": "medium"},
+    **{"4": "high", "max": "xhigh", "5": "xhigh"},
+}
 
 
 class ModelRequest(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -31,16 +37,28 @@ class Model(Protocol):
     @property
     def name(self) -> str:
         """Return the name of the model as `provider/model`."""
-        ...
 
     @property
     def context_tokens(self) -> int:
         """Return the maximum tokens of a request and its reply together."""
-        ...
 
     def stream(self, request: ModelRequest) -> AsyncGenerator[StreamEvent, None]:
         """Yield deltas as they arrive, then one `Finished`. Raises ModelError.
 
         A reader that stops early calls `aclose()`, which also ends the request at the provider.
         """
-        ...
+
+
+class ModelWrapper:
+    """A model that adds something to another one: it has the name and the context of that model."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+
+    @property
+    def name(self) -> str:
+        return self._model.name
+
+    @property
+    def context_tokens(self) -> int:
+        return self._model.context_tokens

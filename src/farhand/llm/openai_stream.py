@@ -62,10 +62,6 @@ class ReplyBuilder:
         """Return whether the model has finished its reply."""
         return self._finish is not None
 
-    @property
-    def empty(self) -> bool:
-        return not (self._text or self._uses)
-
     def add(self, chunk: Any) -> list[StreamEvent]:
         """Process a chunk and return its deltas. Raises ModelError for an error in the stream."""
         if not isinstance(chunk, dict):

@@ -1,4 +1,4 @@
-"""Convert messages and tools to and from the format of the OpenAI chat API."""
+"""Convert messages and tools to the format of the OpenAI chat API."""
 
 from __future__ import annotations
 
@@ -7,17 +7,9 @@ from typing import Any
 
 import msgspec
 
-from farhand.llm.messages import Block, Content, Image, Message, Role, Text, ToolUse
+from farhand.llm.messages import Block, Content, Image, Message, Text
 from farhand.llm.tool_names import ToolNames, normal_schema
 from farhand.protocol.calls import ToolSpec
-
-_ROLES: dict[str, Role] = {
-    "system": "system",
-    "developer": "system",
-    "user": "user",
-    "assistant": "assistant",
-    "tool": "tool",
-}
 
 
 def names_of(messages: Iterable[Message], tools: Iterable[ToolSpec]) -> ToolNames:
@@ -72,48 +64,6 @@ def messages_to_wire(
     return sent
 
 
-def message_from_wire(entry: Any) -> Message:
-    """Convert a message from a client of the API, or a whole reply. Raises ValueError with the reason."""
-    if not isinstance(entry, dict):
-        raise ValueError(f"a message must be an object, not {type(entry).__name__}")
-    role = _ROLES.get(str(entry.get("role")))
-    if role is None:
-        raise ValueError(f"a message's role must be one of {', '.join(_ROLES)}, not {entry.get('role')!r}")
-    if role == "tool" and not isinstance(entry.get("tool_call_id"), str):
-        raise ValueError("a message of role tool needs the tool_call_id it answers")
-    return Message(
-        role,
-        content_from_wire(entry.get("content")),
-        tool_calls=tuple(_use(call) for call in entry.get("tool_calls") or ()),
-        tool_call_id=entry.get("tool_call_id") if role == "tool" else None,
-        name=entry.get("name") if isinstance(entry.get("name"), str) else None,
-    )
-
-
-def content_from_wire(content: Any) -> Content:
-    """Convert message content. Raises ValueError if it is neither text nor parts of text and images."""
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise ValueError(f"a message's content must be text or a list of parts, not {type(content).__name__}")
-    blocks: list[Block] = []
-    for part in content:
-        match part:
-            case {"type": "text" | "input_text", "text": str(text)}:
-                blocks.append(Text(text))
-            case {"type": "image_url", "image_url": {"url": str(url), **rest}}:
-                detail = rest.get("detail")
-                blocks.append(Image(url, detail if isinstance(detail, str) else None))
-            case {"type": "image_url", "image_url": str(url)}:
-                blocks.append(Image(url))
-            case _:
-                kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-                raise ValueError(f"a content part must be of type text or image_url, not {kind!r}")
-    return tuple(blocks)
-
-
 def _object_text(arguments: str) -> str:
     """Return arguments as valid JSON: several providers reject a whole conversation over one call without it."""
     try:
@@ -160,10 +110,3 @@ def _part(block: Block, *, images: bool) -> dict[str, Any]:
 def _in_words(image: Image) -> str:
     kind = image.url.removeprefix("data:").partition(";")[0] if image.url.startswith("data:") else image.url
     return f"[an image ({kind}) that this model cannot see]"
-
-
-def _use(call: Any) -> ToolUse:
-    match call:
-        case {"id": str(identity), "function": {"name": str(name), "arguments": str(arguments)}}:
-            return ToolUse(identity, name, arguments)
-    raise ValueError('a tool call must be {"id", "function": {"name", "arguments"}} with arguments as text')

@@ -19,7 +19,7 @@ import msgspec
 
 from farhand.llm.errors import ModelError, NotConfigured
 from farhand.llm.messages import Finished, Message, Retrying, StreamEvent
-from farhand.llm.model import Model, ModelRequest
+from farhand.llm.model import Model, ModelRequest, ModelWrapper
 
 # A recorded conversation always fits: it did when it was recorded.
 REPLAY_CONTEXT_TOKENS = 1_000_000
@@ -150,20 +150,12 @@ class ReplayModel:
             yield event
 
 
-class RecordingModel:
+class RecordingModel(ModelWrapper):
     """A model that records its replies once they are complete, without waits and discarded deltas."""
 
     def __init__(self, model: Model, write: Write) -> None:
-        self._model = model
+        super().__init__(model)
         self._write = write
-
-    @property
-    def name(self) -> str:
-        return self._model.name
-
-    @property
-    def context_tokens(self) -> int:
-        return self._model.context_tokens
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[StreamEvent, None]:
         events: list[StreamEvent] = []

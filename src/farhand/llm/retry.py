@@ -11,7 +11,7 @@ import msgspec
 
 from farhand.llm.errors import Unavailable
 from farhand.llm.messages import Retrying, StreamEvent, TextDelta, ThinkingDelta
-from farhand.llm.model import Model, ModelRequest
+from farhand.llm.model import Model, ModelRequest, ModelWrapper
 
 JITTER = 0.2
 
@@ -37,20 +37,12 @@ class RetryPolicy(msgspec.Struct, frozen=True):
         return base * (1 + JITTER * random.random())  # noqa: S311
 
 
-class RetryingModel:
+class RetryingModel(ModelWrapper):
     """A model with retries. Each wait is announced with `Retrying`."""
 
     def __init__(self, model: Model, policy: RetryPolicy) -> None:
-        self._model = model
+        super().__init__(model)
         self._policy = policy
-
-    @property
-    def name(self) -> str:
-        return self._model.name
-
-    @property
-    def context_tokens(self) -> int:
-        return self._model.context_tokens
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[StreamEvent, None]:
         attempt = 0

@@ -17,7 +17,7 @@ class MachineLoad:
 
     def sample(self) -> dict[str, float]:
         """Return the use of all cores in percent since the last sample, bytes, and the load of the last minute."""
-        import psutil  # noqa: PLC0415 - an idle node that nobody asks does without its memory
+        import psutil  # noqa: PLC0415 - memory of an idle node
 
         memory = psutil.virtual_memory()
         used = total = 0

@@ -67,6 +67,11 @@ def set_up(service: str, instance: str, environ: Mapping[str, str]) -> None:
     _tracers.append(provider.get_tracer("farhand"))
 
 
+def is_on() -> bool:
+    """Return whether this process makes traces."""
+    return bool(_tracers)
+
+
 def begin(name: str, parent: str = "", **attributes: str) -> Span:
     """Begin a span; `parent` is the `traceparent` of the one it belongs to."""
     if not _tracers:

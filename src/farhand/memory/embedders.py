@@ -107,7 +107,7 @@ class HttpEmbedder:
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             raise EmbeddingError(f"{self._address} returned an invalid response: {error}") from None
         if len(answer.data) != expected:
-            raise EmbeddingError(f"{self._address} gave {len(answer.data)} vectors for {expected} texts")
+            raise EmbeddingError(f"{self._address} returned {len(answer.data)} vectors for {expected} texts")
         # Some servers omit the index.
         placed = sorted(answer.data, key=lambda datum: datum.index or 0)
         try:
@@ -115,7 +115,7 @@ class HttpEmbedder:
         except (ValueError, OverflowError) as error:
             raise EmbeddingError(f"{self._address} returned an invalid vector: {error}") from None
         if len({len(vector) for vector in vectors}) != 1:
-            raise EmbeddingError(f"{self._address} gave vectors of different lengths")
+            raise EmbeddingError(f"{self._address} returned vectors of different lengths")
         return vectors
 
 

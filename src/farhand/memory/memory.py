@@ -347,7 +347,9 @@ class Memory:
                 near.update(dict.fromkeys(wanted[number], cosine))
             if compared and not near:
                 index.forget_vectors(embedder)
-                raise EmbeddingError("the model gives vectors of another length now; the old ones are made anew")
+                raise EmbeddingError(
+                    "the model now returns vectors of another length; the old ones are being recomputed"
+                )
             ids.update(heapq.nlargest(CANDIDATES, near, key=near.__getitem__))
         entries = index.entries(ids)
         shared = index.keyword_scores(entries, query)

@@ -4,139 +4,220 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import Final, Protocol
 
 import msgspec
 
-from farhand.machine.sandbox.confinement import CommandSandbox, Confinement, SandboxError
+from farhand.machine.files.undo_log import UNDO_FOLDER
+from farhand.machine.sandbox.confinement import Confinement, SandboxError, unconfined
 from farhand.machine.sandbox.egress import EgressProxy
 from farhand.machine.sandbox.egress_credentials import EgressCredentials
-from farhand.machine.sandbox.lent import AUTO, NONE, lent_sandbox
-from farhand.machine.sandbox.resources import LimitedSandbox, ResourceLimits, apply_limits
-from farhand.node.lent_limits import LendingLimits
+from farhand.machine.sandbox.levels import (
+    AUTO,
+    NONE,
+    ChosenSandbox,
+    SandboxPlan,
+    places,
+    sandbox_of_trials,
+    writable_mounts,
+)
+from farhand.machine.sandbox.resources import ResourceLimits, apply_limits
 from farhand.node.limits import ToolLimits
+from farhand.node.stored_limits import LendingLimits
 from farhand.protocol.errors import Failed, FarhandError
 
 log = logging.getLogger(__name__)
 
+# Below the home: what nodes keep of themselves, and old content of files.
+STATE_FOLDERS: Final = ("nodes", UNDO_FOLDER)
 
-class NodeConfinement:
-    """The sandbox of a node's commands, its level, and the proxy of its network. The owner calls `close`."""
 
-    def __init__(
-        self,
-        level: str,
-        confinement: Callable[[], Confinement],
-        limits: ToolLimits,
-        workspace: Path,
-        home: Path,
-        roots: Sequence[str] = (),
-        proxy: EgressProxy | None = None,
-        credentials: EgressCredentials | None = None,
-        resources: tuple[str, str, dict[str, int]] = ("", "", {}),
-    ) -> None:
-        # `bubblewrap`, `landlock`, `none`, or empty if nothing asks for a sandbox.
-        self.level = level
-        self.confinement = confinement
-        self.limits = limits
-        self._proxy = proxy
-        # How resources are limited, the control group of commands, and the limits of each process.
-        self._resources = resources
-        # Those that the proxy adds to requests; none without a proxy.
-        self.credentials = credentials
-        self._home = home
-        # What commands may change, the workspace first.
-        self.folders = (str(workspace), *(root for root in roots if root != str(workspace)))
-        self._trial: CommandSandbox | None = None
+class SandboxSettings(Protocol):
+    """The confinement of a machine that lends no particular folders: `[sandbox]` of its home, if there is any."""
+
+    def __call__(self) -> Confinement:
+        """Return the current confinement. Raises Failed if the settings cannot be followed."""
+        ...
+
+    def levels(self) -> dict[str, str]:
+        """Return how commands are confined and limited, for display. It blocks. Raises Failed."""
+        ...
+
+    def trial_sandbox(self) -> ChosenSandbox:
+        """Return the sandbox of trials in the workspace. Raises Failed."""
+        ...
 
     @property
-    def levels(self) -> dict[str, str]:
-        """Return how commands are confined, and how their resources are limited, for display."""
-        found = {"sandbox": self.level, "limits": self._resources[0]}
-        return {name: level for name, level in found.items() if level}
+    def credentials(self) -> EgressCredentials | None:
+        """Those that the proxy adds to requests; None without a proxy."""
+        ...
 
-    def trial_sandbox(self) -> CommandSandbox:
-        """Return the sandbox of trials: the lent folders, or the workspace, without network. Raises Failed."""
+    async def close(self) -> None: ...
+
+
+class NoSandboxSettings:
+    """A machine without settings."""
+
+    credentials = None
+
+    def __init__(self, workspace: Path, home: Path) -> None:
+        self._plan = SandboxPlan(workspace=str(workspace), hidden=(str(home),)).of_trials(str(workspace))
+        self._trial: ChosenSandbox | None = None
+
+    def __call__(self) -> Confinement:
+        return unconfined()
+
+    def levels(self) -> dict[str, str]:
+        return {}
+
+    def trial_sandbox(self) -> ChosenSandbox:
         if self._trial is None:
-            level, sandbox, reason = lent_sandbox(
-                AUTO, self.folders, self.folders[0], hidden=(self._home,), network=False, limits=self._resources[2]
-            )
-            if sandbox is None:
-                raise Failed(f"this machine has no sandbox for trials ({level}: {reason}); the command did not run")
-            self._trial = LimitedSandbox(sandbox, self._resources[1]) if self._resources[1] else sandbox
+            self._trial = sandbox_of_trials(self._plan)
         return self._trial
 
-    async def close(self) -> None:
-        if self._proxy is not None:
-            await self._proxy.close()
+    async def close(self) -> None: ...
+
+
+class NodeConfinement(msgspec.Struct, frozen=True):
+    """The sandbox of a node's commands. The owner calls `close`."""
+
+    # Called before each command.
+    confinement: Callable[[], Confinement]
+    limits: ToolLimits
+    # What commands may change, the workspace first.
+    folders: tuple[str, ...]
+    # How commands are confined, and how their resources are limited, for display.
+    levels: dict[str, str]
+    # Returns the sandbox of trials: the lent folders, or the workspace, without network. Raises Failed.
+    trial_sandbox: Callable[[], ChosenSandbox]
+    close: Callable[[], Awaitable[None]]
+    # Those that the proxy adds to requests; None without a proxy.
+    credentials: EgressCredentials | None = None
 
 
 async def confine(
-    holds: LendingLimits, workspace: Path, home: Path, folder: Path, settings: Callable[[], Confinement]
+    holds: LendingLimits, workspace: Path, home: Path, folder: Path, settings: SandboxSettings
 ) -> NodeConfinement:
-    """Confine commands to the lent folders. Without any, `settings` decides, called before each command.
+    """Confine commands to the lent folders. Without any, `settings` decides.
 
     `folder`: the node's own. Raises FarhandError if a sandbox that was asked for cannot be given.
     """
     if not holds.root:
-        limited = holds.resources != ResourceLimits()
-        if holds.network or limited or holds.sandbox not in ("", AUTO):
-            option = f"--network {holds.network}" if holds.network else f"--sandbox {holds.sandbox}"
-            option = "a limit of resources" if limited else option
-            raise FarhandError(f"this node cannot start: {option} needs --root, the folder to confine commands to")
-        return NodeConfinement("", settings, holds.limits, workspace, home)
+        return await _by_settings(holds, workspace, settings)
+    folders = (str(workspace), *(root for root in holds.root if root != str(workspace)))
     if "Bash" in holds.allow_tools and holds.sandbox in ("", NONE):
         if holds.resources != ResourceLimits():
             raise FarhandError("this node cannot start: limits of resources are for confined commands, and Bash is not")
-        return NodeConfinement(NONE, settings, holds.limits, workspace, home, holds.root)
-    try:
-        resources = apply_limits(holds.resources, folder.name)
-    except SandboxError as error:
-        raise FarhandError(f"this node cannot start: {error}") from None
-    if holds.sandbox != NONE:
-        _refuse_movable_home(holds.root, home)
+        plan = _plan(holds, folders, home)
+        shown = {"sandbox": NONE}
+        return NodeConfinement(settings, holds.limits, folders, shown, _trials(plan, folders), settings.close)
+    refuse_reachable_home(holds.root, home, commands=holds.sandbox != NONE)
     rule = holds.network_rule
-    proxy, credentials = None, None
+    credentials, proxy = None, None
     if rule.kind in ("local", "allow"):
         credentials = EgressCredentials(folder, folder / "egress")
         proxy = EgressProxy(folder / "egress", lambda: rule, credentials)
-        await proxy.start()
+        proxy.listen(asyncio.get_running_loop())
+
+    async def close() -> None:
+        await settings.close()
+        if proxy is not None:
+            await proxy.close()
+
     try:
-        level, sandbox, reason = await asyncio.to_thread(
-            lent_sandbox,
-            holds.sandbox or AUTO,
-            holds.root,
-            workspace,
-            hidden=(home,),
-            network=rule.kind == "host",
-            egress=None if proxy is None else str(proxy.folder),
-            limits=resources[2],
-        )
+        plan = _plan(holds, folders, home, "" if proxy is None else str(proxy.folder))
+        plan = msgspec.structs.replace(plan, limits=apply_limits(holds.resources, folder.name))
+        if holds.sandbox == NONE:
+            log.warning("Bash is not lent: this node lends only some folders, and its sandbox is off (--sandbox none)")
+            return NodeConfinement(settings, holds.limits, folders, {"sandbox": NONE}, _trials(plan, folders), close)
+        sandbox = ChosenSandbox(plan)
     except SandboxError as error:
+        await close()
         raise FarhandError(f"this node cannot start: {error}") from None
-    if sandbox is None:
+    try:
+        await asyncio.to_thread(sandbox.check)
+    except Failed as error:
+        reason = error.message.removeprefix("sandbox: ").removesuffix("; the command did not run")
+        if plan.level != AUTO:
+            await close()
+            raise FarhandError(
+                f"this node cannot start: the sandbox {plan.level!r} cannot be given: {reason}"
+            ) from None
         log.warning("Bash is not lent: this node lends only some folders and has no sandbox: %s", reason)
-        return NodeConfinement(level, settings, holds.limits, workspace, home, holds.root, proxy)
-    log.info("commands are confined to the lent folders by %s", level)
-    if resources[1]:
-        sandbox = LimitedSandbox(sandbox, resources[1])
+        return NodeConfinement(settings, holds.limits, folders, {"sandbox": NONE}, _trials(plan, folders), close)
+    log.info("commands are confined to the lent folders by %s", sandbox.level)
     limits = msgspec.structs.replace(holds.limits, confined=False)
+    trials = _trials(plan, folders)
+    return NodeConfinement(lambda: (sandbox, None), limits, folders, sandbox.levels, trials, close, credentials)
+
+
+async def _by_settings(holds: LendingLimits, workspace: Path, settings: SandboxSettings) -> NodeConfinement:
+    limited = holds.resources != ResourceLimits()
+    if holds.network or limited or holds.sandbox not in ("", AUTO):
+        option = f"--network {holds.network}" if holds.network else f"--sandbox {holds.sandbox}"
+        option = "a limit of resources" if limited else option
+        raise FarhandError(
+            f"this node cannot start: {option} needs --root, the folder to confine commands to; without --root, use "
+            "[sandbox] in the settings"
+        )
+    try:
+        levels = await asyncio.to_thread(settings.levels)
+        if levels:
+            log.info("commands are confined to the workspace by %s ([sandbox])", levels["sandbox"])
+    except Failed as error:
+        log.error("no command runs on this node: %s", error)
+        levels = {"sandbox": "refused"}
+    folders = (str(workspace),)
     return NodeConfinement(
-        level, lambda: (sandbox, None), limits, workspace, home, holds.root, proxy, credentials, resources
+        settings, holds.limits, folders, levels, settings.trial_sandbox, settings.close, settings.credentials
     )
 
 
-def _refuse_movable_home(roots: Sequence[str], home: Path) -> None:
-    """Raise FarhandError if a command could rename a folder above the node's home, and so uncover what is in it.
+def _plan(holds: LendingLimits, folders: Sequence[str], home: Path, egress: str = "") -> SandboxPlan:
+    return SandboxPlan(
+        workspace=folders[0],
+        mounts=writable_mounts(folders, folders[0]),
+        level=AUTO if holds.sandbox in ("", NONE) else holds.sandbox,
+        network=holds.network_rule,
+        hidden=(str(home),),
+        egress=egress,
+    )
 
-    The home itself is a mount point of the sandbox, which cannot be renamed.
+
+def _trials(plan: SandboxPlan, folders: Sequence[str]) -> Callable[[], ChosenSandbox]:
+    """Return the sandbox of trials, when it is asked for: a plan may be one that no machine can follow."""
+    made: list[ChosenSandbox] = []
+
+    def sandbox() -> ChosenSandbox:
+        if not made:
+            made.append(sandbox_of_trials(plan.of_trials(folders[0], folders)))
+        return made[0]
+
+    return sandbox
+
+
+def refuse_reachable_home(roots: Sequence[str], home: Path, *, commands: bool) -> None:
+    """Raise FarhandError if a lent folder gives access to the state of the node, or lets a command replace it.
+
+    With `commands`, the home may lie directly in a lent folder, and nowhere else in one: there it is a mount point of
+    the sandbox, which cannot be renamed. A link to it, or a folder above it, could be.
     """
     place = home.resolve()
     for root in roots:
         lent = Path(root).resolve()
-        if place.is_relative_to(lent) and len(place.relative_to(lent).parts) > 1:
-            raise FarhandError(
-                f"this node cannot start: its home {place} lies within the lent folder {lent}, where a command could "
-                "move it and its limits would be lost; lend other folders, or choose a home elsewhere with --home"
-            )
+        for state in (place, *(place / name for name in STATE_FOLDERS)):
+            if lent == state or (state != place and lent.is_relative_to(state)):
+                raise FarhandError(
+                    f"this node cannot start: the lent folder {lent} has the state of this node, with its keys and "
+                    "limits; lend another folder, or choose a home elsewhere with --home"
+                )
+        for passed in places(home) if commands else ():
+            depth = len(passed.relative_to(lent).parts) if passed.is_relative_to(lent) else 0
+            if depth and not (depth == 1 and passed == place):
+                raise FarhandError(
+                    f"this node cannot start: its home {home} lies within the lent folder {lent}, where a command "
+                    "could move it and its limits would be lost; lend other folders, or choose a home elsewhere with "
+                    "--home"
+                )

@@ -89,28 +89,23 @@ class NodeKey:
 
 def load_receipt_key(path: Path) -> SigningKey:
     """Load the key with which a node without a login key signs its answers, or create one. Raises FarhandError."""
-    try:
-        seed = from_text(path.read_text().strip().removeprefix(SEED))
-        if len(seed) != KEY_BYTES:
-            raise ValueError("invalid content")
-    except FileNotFoundError:
-        seed = os.urandom(KEY_BYTES)
-        replace_private(path, (SEED + to_text(seed)).encode())
-    except (OSError, ValueError) as error:
-        raise FarhandError(f"the key in {path} cannot be read: {error}; remove the file to create another") from None
-    return SigningKey(seed)
+    return SigningKey(_load_or_create(path, SEED))
 
 
 def load_sealing_key(path: Path) -> SealingKey:
     """Load the key to which secrets are sealed, or create one. Raises FarhandError for a file that cannot be used."""
+    return SealingKey(_load_or_create(path, ""))
+
+
+def _load_or_create(path: Path, prefix: str) -> bytes:
+    """Return the private key in a file, where it follows `prefix`."""
     try:
-        private = from_text(path.read_text().strip())
+        private = from_text(path.read_text().strip().removeprefix(prefix))
         if len(private) != KEY_BYTES:
             raise ValueError("invalid content")
-        return SealingKey(private)
     except FileNotFoundError:
-        made = SealingKey()
-        replace_private(path, to_text(made.private).encode())
-        return made
+        private = os.urandom(KEY_BYTES)
+        replace_private(path, (prefix + to_text(private)).encode())
     except (OSError, ValueError) as error:
         raise FarhandError(f"the key in {path} cannot be read: {error}; remove the file to create another") from None
+    return private

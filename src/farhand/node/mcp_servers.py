@@ -20,6 +20,7 @@ import msgspec
 from farhand.machine.jobs.line_process import LineProcess, Lines
 from farhand.machine.sandbox.confinement import Confinement, unconfined
 from farhand.node.limits import ToolLimits
+from farhand.node.queries import decode_query
 from farhand.protocol.errors import Failed, InvalidArgs, NotFound
 from farhand.protocol.freeze import FreezeOrder
 from farhand.protocol.sealing import SealingKey
@@ -88,10 +89,7 @@ class ServerHost:
 
     async def query(self, params: msgspec.Raw) -> Any:
         """Answer a query. Raises InvalidArgs, NotAllowed, NotFound or Failed."""
-        try:
-            asked = msgspec.json.decode(params, type=McpQuery)
-        except msgspec.MsgspecError as error:
-            raise InvalidArgs(str(error)) from None
+        asked = decode_query(params, McpQuery)
         match asked.action:
             case "open":
                 return {"pid": await self._open(asked)}

@@ -29,15 +29,15 @@ from farhand.machine.files.undo_log import QUOTA, UNDO_FOLDER, UndoLog, call_id
 from farhand.machine.freeze_file import FREEZE_FILE, FreezeFile
 from farhand.machine.jobs.jobs import Jobs, machine_boot
 from farhand.machine.load import MachineLoad
-from farhand.machine.sandbox.confinement import Confinement, unconfined
+from farhand.machine.sandbox.confinement import Confinement
 from farhand.machine.sandbox.trials import Trials
-from farhand.node.confinement import NodeConfinement, confine
+from farhand.node.confinement import NodeConfinement, NoSandboxSettings, SandboxSettings, confine
 from farhand.node.egress_queries import egress_queries
 from farhand.node.identity import NodeKey, load_receipt_key, load_sealing_key
-from farhand.node.lent_limits import LendingError, LendingLimits, effective_limits, store_limits
 from farhand.node.log import logging_to_file
 from farhand.node.mcp_servers import ServerHost
 from farhand.node.queries import NodeQueries
+from farhand.node.stored_limits import LendingError, LendingLimits, effective_limits, store_limits
 from farhand.node.tools import node_tools
 from farhand.node.transfers.manager import NodeTransfers
 from farhand.protocol.errors import Failed, FarhandError
@@ -93,8 +93,10 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
     pinned_cert: str | None = None
     # Log in with the key in this node's folder.
     use_key: bool = False
-    # Given the workspace, returns a function that is called before each command and says whether it is confined.
-    confinement: Callable[[Path], Callable[[], Confinement]] = lambda _: unconfined
+    # Given the workspace, the home and the node's folder, returns how commands are confined if no folders are lent.
+    sandbox_settings: Callable[[Path, Path, Path], SandboxSettings] = lambda workspace, home, _: NoSandboxSettings(
+        workspace, home
+    )
     # The workspace is shared with the agent of a gateway on this machine.
     agent_workspace: bool = False
     # Bytes of old content stored for undo; 0 disables it.
@@ -125,7 +127,8 @@ async def run_node(options: NodeOptions, shutdown: asyncio.Event, leave: Callabl
         except (ValueError, OSError) as error:
             raise FarhandError(f"this node cannot start: {error}") from None
         workspace = _workspace(options.workspace, [Path(root) for root in holds.root])
-        confined = await confine(holds, workspace, options.home, folder, options.confinement(workspace))
+        settings = options.sandbox_settings(workspace, options.home, folder)
+        confined = await confine(holds, workspace, options.home, folder, settings)
         roots = roots or _sandbox_roots(confined.confinement, workspace)
         store_limits(folder, given_limits(options), reset=options.reset_limits)
         log.info("lending this machine %s", f"with {holds.described()}" if holds.described() else "without limits")
@@ -172,7 +175,7 @@ async def _serve(
                 jobs, workspace, call_id=call_id.get, confinement=confined.confinement, trials=trials
             )
             limits = confined.limits
-            tools = node_tools(NodeFileTools(files), shell, limits, UndoTool(files, undo_log), TrialTool(trials))
+            tools = node_tools((NodeFileTools(files), shell, UndoTool(files, undo_log), TrialTool(trials)), limits)
             transfers = NodeTransfers(files, folder / "transfers", freeze_state, limits)
             sealing = load_sealing_key(folder / "sealing.key")
             mcp_servers = ServerHost(
@@ -180,9 +183,9 @@ async def _serve(
             )
 
             async def preview(params: msgspec.Raw) -> Any:
-                from farhand.node.previews import PreviewQueries  # noqa: PLC0415 - memory of an idle node
+                from farhand.node.previews import preview_call  # noqa: PLC0415 - memory of an idle node
 
-                return await PreviewQueries(tools, limits).preview(params)
+                return await preview_call(tools, limits, params)
 
             async def end_all() -> tuple[int, str | None]:
                 transfers.stop_all()

@@ -13,7 +13,7 @@ import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
@@ -27,6 +27,8 @@ from farhand.protocol.freeze import FreezeState
 
 if TYPE_CHECKING:  # the gateway answers some of these for its own machine and needs no client for it
     from farhand.sdk.client import Query
+
+T = TypeVar("T")
 
 MOST_BYTES = 256 * 1024
 MOST_SECONDS = 30.0
@@ -101,7 +103,7 @@ class NodeQueries:
 
     async def output(self, params: msgspec.Raw) -> dict[str, Any]:
         self._limits.require("Process", "the output of a command")
-        question = _read(params, OutputQuery)
+        question = decode_query(params, OutputQuery)
         seconds = min(max(question.wait_ms / 1000, 0.0), MOST_SECONDS)
         job = await self._find(question.call_id, question.job_id, seconds)
         deadline = time.monotonic() + seconds
@@ -141,7 +143,7 @@ class NodeQueries:
         if self._freeze_state.order is not None:
             raise self._freeze_state.order.node_refusal()
         self._limits.require("Bash", "input for a command")
-        question = _read(params, InputQuery)
+        question = decode_query(params, InputQuery)
         job = await self._find(question.call_id, question.job_id, MOST_START_SECONDS)
         if question.size is not None:
             await self._jobs.resize(job, *question.size)
@@ -185,7 +187,7 @@ class NodeQueries:
         if self._freeze_state.order is not None:
             raise self._freeze_state.order.node_refusal()
         self._limits.require("Bash", "a probe for programs")
-        question = _read(params, ProbeQuery)
+        question = decode_query(params, ProbeQuery)
         if len(question.bins) > MOST_BINS or not all(_BIN_NAME.fullmatch(name) for name in question.bins):
             raise InvalidArgs(f"bins must be at most {MOST_BINS} names of letters, digits and . _ + -")
         found = await asyncio.to_thread(_on_path, question.bins, self._path)
@@ -194,7 +196,7 @@ class NodeQueries:
     async def logs(self, params: msgspec.Raw) -> dict[str, Any]:
         """Return the newest lines of this node's log, oldest first."""
         self._limits.require("Read", "the log")
-        question = _read(params, LogsQuery)
+        question = decode_query(params, LogsQuery)
         lines, truncated = await asyncio.to_thread(last_lines, self._logs, min(max(question.lines, 1), MOST_LINES))
         return {"lines": lines, "truncated": truncated}
 
@@ -218,8 +220,9 @@ def _on_path(names: list[str], path: str) -> dict[str, bool]:
     return {name: bool(folders) and shutil.which(name, path=folders) is not None for name in names}
 
 
-def _read(params: msgspec.Raw, kind: type[Any]) -> Any:
+def decode_query(params: msgspec.Raw, kind: type[T]) -> T:
+    """Return the parameters of a query. Raises InvalidArgs."""
     try:
         return msgspec.json.decode(params, type=kind)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise InvalidArgs(str(error)) from None

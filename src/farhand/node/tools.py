@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Collection, Iterable
 from typing import Any
 
 import msgspec
@@ -13,61 +13,39 @@ import msgspec
 from farhand.machine.files.undo_log import call_id
 from farhand.node.limits import ToolLimits
 from farhand.node.log import calls
-from farhand.protocol.calls import PROGRAM_STOPPING, ToolSpec
+from farhand.protocol.calls import PROGRAM_STOPPING
 from farhand.protocol.errors import NotAllowed, ToolError
-from farhand.protocol.node_tools import NODE_TOOLS
+from farhand.protocol.node_tools import NODE_TOOLS, BuiltinTool
 from farhand.protocol.redaction import KnownSecrets
 from farhand.sdk.context import ToolContext
 from farhand.sdk.registry import RegisteredTool, ToolRegistry
 from farhand.tools.node_family import node_spec
-from farhand.tools.node_files import NodeFileTools
-from farhand.tools.node_shell import NodeShellTools, call_secrets
+from farhand.tools.node_shell import call_secrets, trial_caller
 from farhand.tools.schema import Parameters
-from farhand.tools.trial import SPEC as TRIAL
-from farhand.tools.trial import TrialTool
-from farhand.tools.undo import SPEC as UNDO
-from farhand.tools.undo import UndoTool
 
 
 def node_tools(
-    files: NodeFileTools,
-    shell: NodeShellTools,
-    limits: ToolLimits,
-    undo: UndoTool | None = None,
-    trial: TrialTool | None = None,
+    families: Iterable[object], limits: ToolLimits, declarations: Collection[BuiltinTool] = NODE_TOOLS.values()
 ) -> ToolRegistry:
+    """Return the declared tools that the families have methods for, within the limits."""
     registry = ToolRegistry()
-    for declared in NODE_TOOLS.values():
-        if not declared.listed:
-            continue
-        name = declared.name
-        family = files if hasattr(files, name) else shell
-        method = getattr(family, name)
-        spec = node_spec(declared, method)
-        if limits.refusal(name) is not None:
-            spec = msgspec.structs.replace(spec, withheld=True)
-        preview = getattr(family, f"preview_{name}") if declared.previews else None
-        registry.add(_lent(spec, method, limits, preview=preview))
-    if undo is not None:
-        registry.add(_lent(UNDO, undo.Undo, limits, unlisted=True, preview=undo.preview_Undo))
-    if trial is not None:
-        spec = msgspec.structs.replace(TRIAL, withheld=limits.refusal(TRIAL.name) is not None)
-        registry.add(_lent(spec, trial.Trial, limits, unlisted=True, preview=trial.preview_Trial))
+    for family in families:
+        for declared in declarations:
+            if hasattr(family, declared.name):
+                registry.add(_lent(declared, family, limits))
     return registry
 
 
-def _lent(
-    spec: ToolSpec,
-    method: Callable[..., Any],
-    limits: ToolLimits,
-    *,
-    unlisted: bool = False,
-    preview: Callable[..., Any] | None = None,
-) -> RegisteredTool:
-    """Create the tool of a method, within the limits. `preview` takes the same arguments as the method."""
-    name = spec.name
+def _lent(declared: BuiltinTool, family: object, limits: ToolLimits) -> RegisteredTool:
+    """Create a tool from the method of its name, and from `preview_NAME`, which takes the same arguments."""
+    name = declared.name
+    method = getattr(family, name)
+    preview = getattr(family, f"preview_{name}") if declared.previews else None
     parameters = Parameters(method)
-    refusal = limits.refusal(name)
+    refusal = limits.refusal(declared)
+    spec = node_spec(declared, method)
+    if refusal is not None and not declared.announced_if_refused:
+        spec = msgspec.structs.replace(spec, withheld=True)
 
     async def run(ctx: ToolContext, args: msgspec.Raw) -> Any:
         began = time.perf_counter()
@@ -83,8 +61,8 @@ def _lent(
         if refusal is not None:
             raise NotAllowed(refusal)
         arguments = parameters.read(args)
-        limits.check_action(name, arguments)
-        if name == UNDO.name and arguments.get("dryRun"):
+        limits.check_action(declared, arguments)
+        if declared.shows_files and arguments.get("dryRun"):
             limits.require("Read", "a dry run, which shows the content of files,")
         return arguments
 
@@ -99,6 +77,7 @@ def _lent(
         arguments = parse(args)
         call_id.set(ctx.request_id)
         call_secrets.set(ctx.secrets)
+        trial_caller.set(ctx.caller)
         if inspect.iscoroutinefunction(method):
             return await _until_cancelled(ctx, method(**arguments))
         return await asyncio.to_thread(method, **arguments)
@@ -107,9 +86,9 @@ def _lent(
         spec,
         run,
         method,
-        continues=name in ("Bash", TRIAL.name),  # a trial that is kept already is not kept again
-        takes_handles=name == "Bash",
-        unlisted=unlisted,
+        continues=declared.continues,
+        takes_handles=declared.takes_handles,
+        unlisted=not declared.listed,
         preview=show if preview else None,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import csv
 import hashlib
 import io
@@ -94,23 +95,18 @@ def write_wheel(path: Path) -> None:
             _add(archive, name, content)
 
 
-class _written:  # noqa: N801
-    """A file that is put in its place when it is complete."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._beside = path.with_name(f".{path.name}.{os.getpid()}")
-
-    def __enter__(self) -> Path:
-        if self._path.suffix == ".pyz":
-            self._beside.write_bytes(b"#!/usr/bin/env python3\n")
-        return self._beside
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self._beside.replace(self._path)
-        else:
-            self._beside.unlink(missing_ok=True)
+@contextlib.contextmanager
+def _written(path: Path) -> Iterator[Path]:
+    """Yield a file that is put in its place when it is complete."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        if path.suffix == ".pyz":
+            beside.write_bytes(b"#!/usr/bin/env python3\n")
+        yield beside
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
 
 
 def _package(*, about: bool = True) -> Iterator[tuple[str, bytes]]:

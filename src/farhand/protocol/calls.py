@@ -44,6 +44,8 @@ class ToolCall(msgspec.Struct, frozen=True):
     timeout_ms: int | None = None
     # The span of the call, as in the header `traceparent`; empty without traces.
     trace: str = ""
+    # The credential that is behind the call, if not the one that makes it: of a call that shows what another does.
+    asker: str = ""
 
 
 class ToolFailure(msgspec.Struct, frozen=True):

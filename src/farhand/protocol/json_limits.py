@@ -54,6 +54,8 @@ def check_value_count(raw: bytes | msgspec.Raw, most: int = MAX_VALUES) -> None:
     few milliseconds at a time, so that a thread can count in a frame of any length.
     """
     data = memoryview(raw)
+    if len(data) <= most:  # each value takes at least a byte
+        return
     if sum(_count(bytes(data[at : at + _PIECE]), _SEPARATORS) for at in range(0, len(data), _PIECE)) <= most:
         return
     found, in_text, carried = 0, False, b""

@@ -39,6 +39,8 @@ FEATURE_RECEIPTS = "receipts"
 # Prefix of a tool name that a node does not list but accepts calls for.
 FEATURE_UNLISTED = "tool."
 # The features of every Farhand peer; `transfer` is announced by peers that move files.
+# Several gateways serve together: a node can go to another one.
+FEATURE_FLEET = "fleet"
 FEATURES: Final = (FEATURE_CANCEL, FEATURE_RESUME, FEATURE_TOOLS, FEATURE_FREEZE, FEATURE_PROGRESS)
 
 
@@ -138,6 +140,9 @@ class ToolRequest(Struct, frozen=True, tag_field="type", tag="tool_request"):
     secrets: dict[str, str] | UnsetType = UNSET
     # The span of the call, as in the header `traceparent`; only sent while the gateway makes traces.
     trace: str | UnsetType = UNSET
+    # Only for a trial: a name for whoever is behind it, so that one caller does not use up the room of all; the
+    # owner's have none.
+    caller: str | UnsetType = UNSET
 
 
 class SignedStatement(Struct, frozen=True):

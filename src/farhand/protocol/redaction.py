@@ -1,7 +1,13 @@
 """Remove secrets from what leaves the process.
 
 Two mechanisms: `mask_text` and `mask_settings` recognise secrets by their pattern or by the name of the setting;
-`KnownSecrets` and `StreamRedactor` remove the values this process knows, wherever they appear.
+`KnownSecrets` removes the values this process knows, wherever they appear; `StreamRedactor` and `OffsetRedactor` do so
+in streams.
+
+Every exit of the gateway uses it, and nothing else does: answers of the HTTP server (`api/server/guard.py`), messages
+to people (`gateway/messaging/outbox.py`), what models and embedders are given (`gateway/sessions`, `memory`), output of
+commands (`gateway/nodes/output.py`) and the log. A text that is cut before it reaches an exit is redacted where it is
+cut, since a part of a secret is not recognised later.
 
 Known values are found as they are, URL-quoted, as a JSON string, as JSON inside JSON (four levels), line by line where
 a secret has several lines, and as the HTTP Basic form of a password in a URL. A secret that was compressed, encrypted
@@ -273,6 +279,51 @@ class StreamRedactor:
 
     def finish_text(self) -> str:
         return self.finish().decode(errors="surrogatepass")
+
+
+class OffsetRedactor:
+    """Masks secrets in a stream whose readers count bytes, such as the output of a command.
+
+    Each byte of a secret becomes an asterisk, so that offsets stay valid. Reading begins before the wanted `offset`, so
+    that a secret cannot be read in two halves. A negative offset is relative to the end.
+    """
+
+    def __init__(self, secrets: KnownSecrets, offset: int) -> None:
+        self._secrets = secrets
+        self._position = offset if offset < 0 else max(0, offset - secrets.longest + 1)
+        # What was read from `_position` on and may be the beginning of a secret.
+        self._held = b""
+        # What is before this offset was shown, or was not asked for.
+        self._shown = offset
+
+    @property
+    def next_offset(self) -> int:
+        """Return where to read on."""
+        return self._position + len(self._held)
+
+    @property
+    def holding(self) -> bool:
+        """Return whether bytes are held back, since they may be the beginning of a secret."""
+        return self._shown < self.next_offset
+
+    def feed(self, offset: int, data: bytes, *, flush: bool) -> tuple[int, bytes]:
+        """Take the data at an offset; return what can be shown and its offset. `flush`: hold nothing back.
+
+        A few bytes are not held back: they reveal nothing, and the echo of a key in a terminal must not wait because a
+        secret begins with it. When the rest of the secret follows, it is masked.
+        """
+        if offset != self.next_offset:  # the beginning, or a gap: what follows may be the end of a secret
+            rest = self._secrets.leading_partial(data) if offset else 0
+            data = b"*" * rest + data[rest:]
+            self._position, self._held, self._shown = offset, b"", max(offset, self._shown)
+        data = self._held + data
+        partial = self._secrets.trailing_partial(data)
+        end = len(data) if flush or partial < MIN_PARTIAL_BYTES else len(data) - partial
+        first = self._shown
+        text = self._secrets.overwrite(data)[max(0, first - self._position) : end]
+        self._shown = max(first, self._position + end)
+        self._position, self._held = self._position + len(data) - partial, data[len(data) - partial :]
+        return first, text
 
 
 def _encodings(text: str) -> set[str]:

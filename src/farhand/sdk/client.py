@@ -21,6 +21,7 @@ from farhand.protocol.errors import Failed, NotFound, ProtocolError, ToolError
 from farhand.protocol.freeze import FreezeState
 from farhand.protocol.key_auth import SCHEME
 from farhand.protocol.messages import (
+    FEATURE_FLEET,
     FEATURE_PROGRESS,
     FEATURE_QUERY,
     FEATURE_RECEIPTS,
@@ -79,6 +80,9 @@ REFUSALS_BELIEVED = 5
 SHUTTING_DOWN = "the node is shutting down"
 # Any traffic within this time answers a ping; otherwise the link is half-open.
 PONG_SECONDS = 15.0
+# With a gateway of a fleet: if it stands still, the node is with another one in less than 15 seconds.
+FLEET_PING_SECONDS = 4.0
+FLEET_PONG_SECONDS = 9.0
 
 
 Query = Callable[[Raw], Awaitable[Any]]
@@ -409,7 +413,7 @@ class _Connection:
         welcome = self._welcome.result()
         if welcome.protocol_version != PROTOCOL_VERSION:
             raise Refused(
-                f"the gateway speaks protocol version {welcome.protocol_version}, this node {PROTOCOL_VERSION}"
+                f"the gateway uses protocol version {welcome.protocol_version}, this node supports {PROTOCOL_VERSION}"
             )
         log.info("connected to %s as %s", client.shown_url, client.node_info.id, extra={"event": "connect.ok"})
         trim_heap()
@@ -464,21 +468,23 @@ class _Connection:
     async def _beat(self, link: GatewayLink) -> None:
         """Ping now and at every interval; drop a link on which a ping stays unanswered."""
         loop = asyncio.get_running_loop()
-        interval = self._client.heartbeat_interval
+        interval, longest = self._client.heartbeat_interval, PONG_SECONDS
+        if FEATURE_FLEET in self._extras.features:
+            interval, longest = min(interval, FLEET_PING_SECONDS), min(longest, FLEET_PONG_SECONDS)
         next_ping = loop.time()
         unanswered: float | None = None
         while True:
             now = loop.time()
             if unanswered is not None and link.heard_at >= unanswered:
                 unanswered = None
-            if unanswered is not None and now - unanswered >= PONG_SECONDS:
-                link.drop(f"no answer to a ping within {PONG_SECONDS:.0f} s")
+            if unanswered is not None and now - unanswered >= longest:
+                link.drop(f"no answer to a ping within {longest:.0f} s")
                 return
             if now >= next_ping:
                 link.send(encode(Ping(time.time_ns() // 1_000_000)))
                 unanswered = now if unanswered is None else unanswered
                 next_ping = now + interval
-            await asyncio.sleep(min(next_ping - now, PONG_SECONDS) if unanswered is None else min(interval, 1.0))
+            await asyncio.sleep(min(next_ping - now, longest) if unanswered is None else min(interval, 1.0))
 
     def _outdated(self) -> bool:
         """Return whether the registry changed since the hello was sent."""

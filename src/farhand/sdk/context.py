@@ -68,6 +68,8 @@ class ToolContext(msgspec.Struct, frozen=True):
     report: Report = _nowhere
     # Values of the secret handles in the arguments; a tool gets arguments in which they are replaced already.
     secrets: Mapping[str, str] = {}
+    # A name of the caller of a trial; empty for the owner, and for any other call.
+    caller: str = ""
 
     def progress(self, done: float, total: float | None = None, message: str = "") -> None:
         """Report how far the call is: a fraction from 0 to 1, or `done` of `total`.

@@ -39,6 +39,9 @@ CANCEL_GRACE_SECONDS = 2.0
 # How long a freeze waits for tools to stop.
 FREEZE_GRACE_SECONDS = 0.25
 
+# For a call without secrets; nothing is added to it.
+_NO_SECRETS = KnownSecrets()
+
 Send = Callable[[bytes], None]
 # Ends every process of a call, and describes what was ended.
 EndCall = Callable[[str], Awaitable[str]]
@@ -86,6 +89,7 @@ class Dispatcher:
         # Running calls that another run of this program can continue.
         self._continuing: set[str] = set()
         self._orphans: set[str] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._send: Send | None = None
         self._keeps = False
         self._takes_progress = False
@@ -292,19 +296,16 @@ class Dispatcher:
                 self._continuing.add(request.request_id)
         token = CancelToken()
         # An explicit name: generating the default one takes as long as the rest of creating a task.
-        task = asyncio.get_running_loop().create_task(self._run(request, tool, token), name=request.tool)
+        self._loop = self._loop or asyncio.get_running_loop()  # looking it up takes a system call
+        task = self._loop.create_task(self._run(request, tool, token), name=request.tool)
         self._running[request.request_id] = (task, token)
 
     async def _run(self, request: ToolRequest, tool: RegisteredTool, token: CancelToken) -> None:
         request_id, started_at = request.request_id, time.time_ns() // 1_000_000
-        parent = request.trace if isinstance(request.trace, str) else ""
-        span = tracing.begin(f"run {request.tool}", parent, **{"farhand.call": request_id})
-        failure = "interrupted"
         try:
-            response = await self._outcome(request, tool, token)
-            failure = response.error.message[:500] if isinstance(response.error, ToolFailure) else ""
+            outcome = self._outcome(request, tool, token)
+            response = await (_traced(request, outcome) if tracing.is_on() else outcome)
         finally:
-            span.end(failure)
             del self._running[request_id]
             self._continuing.discard(request_id)
         if request_id in self._left:
@@ -321,7 +322,7 @@ class Dispatcher:
 
     async def _outcome(self, request: ToolRequest, tool: RegisteredTool, token: CancelToken) -> ToolResponse:
         secrets: dict[str, str] = {}
-        known = KnownSecrets()
+        known = _NO_SECRETS
         context = ToolContext(
             request_id=request.request_id,
             tool_name=request.tool,
@@ -329,6 +330,7 @@ class Dispatcher:
             cancel=token,
             timeout_ms=None if request.timeout_ms is UNSET else request.timeout_ms,
             report=Reporter(request.request_id, self._tell),
+            caller=request.caller or "",
         )
         try:
             args = request.args
@@ -336,7 +338,7 @@ class Dispatcher:
                 if self._sealing is None:
                     raise InvalidArgs("this node takes no secrets; the call did not run")
                 secrets = self._sealing.open(request.secrets)
-                known.add(*secrets.values())
+                known = KnownSecrets(secrets.values())
                 context = msgspec.structs.replace(context, secrets=secrets)
             if MARK in bytes(args) and not tool.takes_handles:
                 args = Raw(msgspec.json.encode(substituted(msgspec.json.decode(args), secrets)))
@@ -400,6 +402,18 @@ class Dispatcher:
     def _transmit(self, frame: bytes) -> None:
         if self._send is not None:
             self._send(frame)
+
+
+async def _traced(request: ToolRequest, outcome: Awaitable[ToolResponse]) -> ToolResponse:
+    parent = request.trace if isinstance(request.trace, str) else ""
+    span = tracing.begin(f"run {request.tool}", parent, **{"farhand.call": request.request_id})
+    failure = "interrupted"
+    try:
+        response = await outcome
+        failure = response.error.message[:500] if isinstance(response.error, ToolFailure) else ""
+        return response
+    finally:
+        span.end(failure)
 
 
 def _failure(request_id: str, error: ToolError) -> ToolResponse:

@@ -1,1 +1,1 @@
-"""What is kept: the journal and the tables. It keeps and finds, it never chooses."""
+"""Storage: the journal, tables, objects and the bus. It stores and finds, and decides nothing."""

@@ -66,7 +66,12 @@ class Tx(Protocol):
 
     def execute(self, sql: str, values: Sequence[Any] = ()) -> Rows: ...
 
-    def executemany(self, sql: str, rows: Iterable[Sequence[Any]]) -> None: ...
+    def executemany(self, sql: str, rows: Iterable[Sequence[Any]]) -> int:
+        """Run a statement for each row; return how many rows were inserted, changed or deleted.
+
+        A statement with `VALUES (?, …)` may be run for several rows at once.
+        """
+        ...
 
     def changes(self) -> int:
         """Return how many rows the last statement inserted, changed or deleted."""

@@ -18,6 +18,7 @@ from farhand.machine.files.files import Files
 from farhand.machine.jobs.foreground import Foreground
 from farhand.machine.jobs.job import Job
 from farhand.machine.jobs.jobs import Jobs
+from farhand.machine.jobs.output_text import CHARACTER_BYTES, last_text
 from farhand.machine.sandbox.confinement import CommandSandbox, Confinement, unconfined
 from farhand.machine.sandbox.host_commands import HostCommands
 from farhand.machine.sandbox.trials import Trials
@@ -37,7 +38,6 @@ BACKGROUND_CHARS: Final = 10_000
 GRACE: Final = 5.0
 SSH_FAILED: Final = 255
 _ANSWER_MS: Final = 30_000  # time to end the longest command and to respond
-_MOST_BYTES: Final = 4  # per character in UTF-8
 _TRUNCATED: Final = "[output truncated]"
 _SHELL_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ACTIONS: Final = ("status", "input", "signal", "poll")
@@ -121,7 +121,7 @@ class AgentShellTools:
             start, hidden = _with_secrets(start, context.secrets)
             input = input and substituted(input, context.secrets)  # noqa: A001
         if trial:
-            shell, sent = await self._tried(start, background, context.call_id, inherit=bool(hidden))
+            shell, sent = await self._tried(start, background, context, inherit=bool(hidden))
         else:
             shell, sent = await asyncio.to_thread(
                 partial(_way, inherit=bool(hidden)),
@@ -131,38 +131,35 @@ class AgentShellTools:
                 start.folder,
                 start.variables,
             )
-        starting = asyncio.ensure_future(
-            self._jobs.start(
-                sent,
-                workdir=start.folder,
-                timeout=start.seconds,
-                stdin=background or input is not None,
-                background=background,
-                env=hidden if start.sandbox or trial else start.variables | hidden,
-                bare=trial or (start.sandbox is not None and start.host is None),
-                shell=shell,
-                grace=GRACE,
-                call_id=context.call_id,
-            )
-        )
-        async with self._foreground.held(starting, leaving=PROGRAM_STOPPING):
+
+        async def begin() -> Job:
             try:
-                job = await asyncio.shield(starting)
+                return await self._jobs.start(
+                    sent,
+                    workdir=start.folder,
+                    timeout=start.seconds,
+                    stdin=background or input is not None,
+                    background=background,
+                    env=hidden if start.sandbox or trial else start.variables | hidden,
+                    bare=trial or (start.sandbox is not None and start.host is None),
+                    shell=shell,
+                    grace=GRACE,
+                    call_id=context.call_id,
+                )
             except Failed as error:
                 raise Failed(f"exit code: -1; failed to start command: {error.message}") from None
-            if job.background:
-                if not steering_files.allowed.get():
-                    self._restricted.add(job.id)
-                return f"started background process {job.id}" + note
-            if input is not None and job.running:
-                await self._feed(job, input)
-            await self._jobs.wait(job)
-        if job.exit is None:
-            raise await self._foreground.lost(job)
+
+        stdin = None if input is None else input.encode("utf-8", "surrogatepass")
+        job = await self._foreground.run(begin(), stdin=stdin, leaving=PROGRAM_STOPPING)
+        if job.background:
+            if not steering_files.allowed.get():
+                self._restricted.add(job.id)
+            return f"started background process {job.id}" + note
+        assert job.exit is not None
         if on_host and job.exit.exit_code == SSH_FAILED:
             raise Failed(f"host command failed over SSH: {self._head(job, OUTPUT_CHARS)[0].strip()}")
         text = self._completed(job, note)
-        return text if not trial else await self._ended_trial(text, context.call_id)
+        return text if not trial else await self._ended_trial(text, context)
 
     async def process(
         self,
@@ -197,17 +194,8 @@ class AgentShellTools:
 
     # previews: the same arguments, parsed by the same code
 
-    def preview_exec(
-        self,
-        command: str,
-        workdir: str | None,
-        env: dict[str, str] | None,
-        background: bool,
-        timeout: float | None,
-        trial: bool,
-        input: str | None,  # noqa: A002
-    ) -> Preview:
-        start = self._started(command, workdir, env, background, timeout, input)
+    def preview_exec(self, background: bool, trial: bool, input: str | None, **arguments: Any) -> Preview:  # noqa: A002
+        start = self._started(background=background, text=input, **arguments)
         where = (
             "as a trial"
             if trial
@@ -259,18 +247,22 @@ class AgentShellTools:
         limit = 0 if background and timeout is None else seconds
         return _Start(command, folder, variables, limit, note, sandbox, host if on_host else None)
 
-    async def _tried(self, start: _Start, background: bool, call_id: str, *, inherit: bool) -> tuple[list[str], str]:
+    async def _tried(
+        self, start: _Start, background: bool, context: CallContext, *, inherit: bool
+    ) -> tuple[list[str], str]:
         if self._trials is None:
             raise Failed("exit code: -1; failed to start command: this machine cannot run trials")
         if background or start.host is not None:
             what = "background mode" if background else "a host command"
             raise Failed(f"exit code: -1; failed to start command: {what} cannot be tried")
-        begin = partial(self._trials.begin, inherit=inherit)
-        return await asyncio.to_thread(begin, call_id, start.command, start.folder, start.variables), start.command
+        begin = partial(self._trials.begin, inherit=inherit, caller=context.trial_caller)
+        words = await asyncio.to_thread(begin, context.call_id, start.command, start.folder, start.variables)
+        return words, start.command
 
-    async def _ended_trial(self, text: str, call_id: str) -> dict[str, Any]:
+    async def _ended_trial(self, text: str, context: CallContext) -> dict[str, Any]:
         assert self._trials is not None
-        changes = (await asyncio.to_thread(self._trials.finish, call_id, {"content": text})).described()["changes"]
+        call_id, finish = context.call_id, partial(self._trials.finish, secrets=tuple(context.secrets.values()))
+        changes = (await asyncio.to_thread(finish, call_id, {"content": text})).described()["changes"]
         listed = "".join(f"\n{change['kind']} {change['path']}" for change in changes) or "\nno file"
         content = f"{text}\ntrial {call_id}: nothing has changed yet; keeping it changes:{listed}"
         return {"content": content, "trialId": call_id, "changes": changes}
@@ -278,14 +270,6 @@ class AgentShellTools:
     def _folder(self, workdir: str | None) -> str:
         path = workdir or "."
         return self._files.place(path if self._skills is None else self._skills.locate(path)).real
-
-    async def _feed(self, job: Job, text: str) -> None:
-        try:
-            await self._jobs.write(job, text.encode("utf-8", "surrogatepass"))
-            await self._jobs.close_stdin(job)
-        except Failed:
-            if job.running:
-                raise
 
     def _completed(self, job: Job, note: str) -> str:
         assert job.exit is not None
@@ -340,8 +324,8 @@ class AgentShellTools:
         """Return the first `limit` characters of the output, and whether there are more."""
         assert job.exit is not None
         data = b""
-        while len(data) <= limit * _MOST_BYTES:
-            chunk = self._jobs.read(job, len(data), limit * _MOST_BYTES + 1 - len(data))
+        while len(data) <= limit * CHARACTER_BYTES:
+            chunk = self._jobs.read(job, len(data), limit * CHARACTER_BYTES + 1 - len(data))
             if not chunk.data or chunk.skipped:
                 break
             data += chunk.data
@@ -350,9 +334,8 @@ class AgentShellTools:
 
     def _tail(self, job: Job) -> str:
         """Return the newest output of a background process."""
-        chunk = self._jobs.tail(job, BACKGROUND_CHARS * _MOST_BYTES)
-        text = chunk.data.decode("utf-8", "replace")
-        if chunk.offset == 0 and len(text) <= BACKGROUND_CHARS:
+        text, more = last_text(self._jobs, job, BACKGROUND_CHARS)
+        if not more:
             return self._secrets.redact_excerpt(text, after=job.running)
         tail = text[-(BACKGROUND_CHARS - len(_TRUNCATED) - 1) :]
         return f"{_TRUNCATED}\n" + self._secrets.redact_excerpt(tail, before=True, after=job.running)

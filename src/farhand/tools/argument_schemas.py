@@ -67,9 +67,12 @@ class ArgumentSchema:
 
     def check(self, arguments: Any, encoded_bytes: int) -> None:
         """Raises InvalidArgs naming the parameter at fault, the first one found."""
-        values = _values(arguments)
-        if self._size.work(encoded_bytes, values) > MAX_WORK or self._validator.is_valid(arguments):
+        # There are not more values than bytes, so small arguments need not be counted.
+        small = self._size.work(encoded_bytes, encoded_bytes) <= MAX_WORK
+        values = 0 if small else _values(arguments)
+        if (not small and self._size.work(encoded_bytes, values) > MAX_WORK) or self._validator.is_valid(arguments):
             return
+        values = values or _values(arguments)
         if self._size.combined * values > MAX_EXPLAINED:
             raise InvalidArgs("arguments: they do not match the schema of the tool")
         try:

@@ -1,6 +1,6 @@
-"""The four tools of the HTTP guide: `read_file`, `create_file`, `update_file` and `shell`, on the gateway's machine.
+"""The tools of `POST /agent/process`: `read_file`, `create_file`, `update_file` and `shell`, on the gateway's machine.
 
-Names, fields, limits and texts are those of the guide; the work is done in `machine`.
+Names, fields, limits and texts are those of the guide that its clients follow; the work is done in `machine`.
 """
 
 from __future__ import annotations
@@ -57,6 +57,21 @@ class GuideTools:
         self._confinement = confinement
         self._jobs = jobs
         self._foreground = Foreground(jobs)
+
+    def tools(self) -> list[Tool]:
+        return [
+            tool(self.read_file, read_only=True, capability="filesystem.read"),
+            tool(self.create_file, capability="filesystem.write", preview=self.preview_create),
+            tool(self.update_file, capability="filesystem.write", preview=self.preview_update),
+            tool(
+                self.shell,
+                capability="shell.exec",
+                timeout_ms=(MOST_SECONDS + 10) * 1000,
+                continues=True,
+                preview=self.preview_shell,
+                takes_handles=True,
+            ),
+        ]
 
     def read_file(self, *, path: FilePath) -> dict[str, Any]:
         """Read a text file; of a long one, the first 65,536 bytes."""
@@ -134,13 +149,15 @@ class GuideTools:
         line, hidden = shell_command(command, context.secrets)
         shell = await asyncio.to_thread(self._shell, folder, inherit=bool(hidden))
         job = await self._foreground.run(
-            line,
-            workdir=folder,
-            timeout=seconds,
-            shell=shell,
-            env=hidden,
-            bare=shell is not SHELL,
-            call_id=context.call_id,
+            self._jobs.start(
+                line,
+                workdir=folder,
+                timeout=seconds,
+                shell=shell,
+                env=hidden,
+                bare=shell is not SHELL,
+                call_id=context.call_id,
+            )
         )
         assert job.exit is not None
         output = self._output(job, job.exit.size)
@@ -188,28 +205,6 @@ class GuideTools:
         cut = size > len(data)
         text = codecs.getincrementaldecoder("utf-8")("replace").decode(data, final=not cut)
         return self._secrets.redact_excerpt(text, after=True) + "\n... (output truncated)" if cut else text
-
-
-def guide_tools(
-    files: Files,
-    jobs: Jobs,
-    confinement: Callable[[], Confinement] = unconfined,
-    secrets: KnownSecrets | None = None,
-) -> list[Tool]:
-    tools = GuideTools(files, jobs, confinement, secrets)
-    return [
-        tool(tools.read_file, read_only=True, capability="filesystem.read"),
-        tool(tools.create_file, capability="filesystem.write", preview=tools.preview_create),
-        tool(tools.update_file, capability="filesystem.write", preview=tools.preview_update),
-        tool(
-            tools.shell,
-            capability="shell.exec",
-            timeout_ms=(MOST_SECONDS + 10) * 1000,
-            continues=True,
-            preview=tools.preview_shell,
-            takes_handles=True,
-        ),
-    ]
 
 
 def _shown_file(name: str, data: bytes, size: int, secrets: KnownSecrets) -> dict[str, Any]:

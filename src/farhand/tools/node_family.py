@@ -40,7 +40,7 @@ def node_spec(declared: BuiltinTool, method: Callable[..., Any], *, skip: int = 
         read_only=not declared.changes,
         capability=declared.capability,
         timeout_ms=DEFAULT_TIMEOUT_MS,
-        timeout_parameter="timeout" if declared.name == "Bash" else None,
+        timeout_parameter=declared.timeout_parameter,
         unlisted=unlisted,
     )
 

@@ -72,8 +72,6 @@ class NodeFileTools:
         Text files come with 1-based line numbers; read large ones in pages with offset and limit.
         Image files (up to 10 MB) come as an image.
         """
-        _refuse_negative("offset", offset)
-        _refuse_negative("limit", limit)
         resolved = self._files.resolve(path)
         with self._files.open(path) as file, file_errors("read", resolved):
             head = file.read(HEAD)
@@ -200,8 +198,3 @@ def _image_or_refusal(file: BinaryIO, head: bytes, path: str) -> dict[str, Any]:
 def _numbered(resolved: str, lines: list[str], offset: int) -> dict[str, Any]:
     numbered = (f"{number}\t{line}" for number, line in enumerate(lines, offset + 1))
     return {"path": display(resolved), "content": "\n".join(numbered), "lines": len(lines)}
-
-
-def _refuse_negative(parameter: str, number: int | None) -> None:
-    if number is not None and number < 0:
-        raise InvalidArgs(f"parameter '{parameter}': must be 0 or more, got {number}")

@@ -9,7 +9,6 @@ Names, defaults, limits and output objects are those of the reference. Where it 
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 import time
 import uuid
@@ -28,7 +27,8 @@ from farhand.machine.files.allowed_paths import AllowedPaths
 from farhand.machine.jobs.foreground import Foreground
 from farhand.machine.jobs.job import Job
 from farhand.machine.jobs.jobs import Jobs, login_shell
-from farhand.machine.jobs.output import ERRORS, OUTPUT
+from farhand.machine.jobs.output import ERRORS
+from farhand.machine.jobs.output_text import CHARACTER_BYTES, last_text
 from farhand.machine.jobs.process_tree import Process as SystemProcess
 from farhand.machine.sandbox.confinement import Confinement, unconfined
 from farhand.machine.sandbox.trials import Trials
@@ -50,9 +50,10 @@ TERM_SECONDS = 5.0  # how long a command that got SIGTERM has before SIGKILL
 
 # Values of the secret handles in the arguments of the current call.
 call_secrets: ContextVar[Mapping[str, str]] = ContextVar("call_secrets", default=MappingProxyType({}))
+# Who is behind the current call, if it is a trial; empty for the owner.
+trial_caller: ContextVar[str] = ContextVar("trial_caller", default="")
 
 _NOTHING = ["/bin/false"]
-_MOST_BYTES = 4  # per character in UTF-8
 _ACTIONS = ("list", "poll", "log", "write", "submit", "kill")
 
 
@@ -150,7 +151,6 @@ class NodeShellTools:
         connection and program. Without them standard input is at its end.
         """
         start = self._started(command, workdir, timeout, background, yieldMs, trial, argv, attached, terminal)
-        patience = start.patience_ms
         call = self._call_id()
         name = call or str(uuid.uuid4())
         line, hidden = shell_command(start.command, call_secrets.get())
@@ -169,7 +169,7 @@ class NodeShellTools:
             if call is None or await self._jobs.find_call(call) is None:
                 raise
             shell = _NOTHING  # the command of this call was started before, and is found below
-        starting = asyncio.ensure_future(
+        job = await self._foreground.run(
             self._jobs.start(
                 line,
                 workdir=start.folder,
@@ -183,25 +183,17 @@ class NodeShellTools:
                 attached=start.attached,
                 terminal=start.terminal,
                 call_id=call,
-            )
+            ),
+            patience=None if start.patience_ms is None else start.patience_ms / 1000,
+            leaving=PROGRAM_STOPPING,
         )
-        async with self._foreground.held(starting, leaving=PROGRAM_STOPPING):
-            job = await asyncio.shield(starting)
-            if job.background:
-                return self._backgrounded(job)
-            if patience is None:
-                await self._jobs.wait(job)
-            else:
-                elapsed = time.time() * 1000 - job.started_at
-                over = await self._jobs.wait(job, max(0.0, patience - elapsed) / 1000)
-                if not over and await self._jobs.mark_background(job):
-                    return self._backgrounded(job)
-        if job.lost:
-            raise await self._foreground.lost(job)
+        if job.background:
+            return self._backgrounded(job)
         done = self._completed(job)
         if trial:
             assert self._trials is not None
-            ended = (await asyncio.to_thread(self._trials.finish, name, done)).described()
+            finish = partial(self._trials.finish, secrets=tuple(call_secrets.get().values()))
+            ended = (await asyncio.to_thread(finish, name, done)).described()
             done |= {"trialId": name, "changes": ended["changes"]}
         return done
 
@@ -230,7 +222,7 @@ class NodeShellTools:
             case "poll":
                 return self._poll(job)
             case "log":
-                return self._log(job, _whole("offset", offset), max(1, _whole("limit", limit)))
+                return self._log(job, _not_negative("offset", offset), max(1, _not_negative("limit", limit)))
             case "write" | "submit":
                 return await self._write(job, self._input(action, data))
             case _:
@@ -238,22 +230,10 @@ class NodeShellTools:
 
     # previews: the same arguments, parsed by the same code
 
-    def preview_Bash(
-        self,
-        *,
-        command: str,
-        workdir: str | None,
-        timeout: float,
-        background: bool,
-        yieldMs: float | None,
-        trial: bool,
-        argv: list[str] | None = None,
-        attached: bool = False,
-        terminal: str | None = None,
-    ) -> Preview:
+    def preview_Bash(self, *, trial: bool, **arguments: Any) -> Preview:
         from farhand.tools.preview import command_preview  # noqa: PLC0415 - memory of an idle node
 
-        start = self._started(command, workdir, timeout, background, yieldMs, trial, argv, attached, terminal)
+        start = self._started(trial=trial, **arguments)
         where = "as a trial, " if trial else "" if self._confinement()[0] is None else "in the sandbox, "
         return command_preview(start.command, start.folder, summary=where + start.summary)
 
@@ -299,7 +279,7 @@ class NodeShellTools:
         """Return the command prefix of a trial. Raises Failed if this machine cannot give it."""
         if self._trials is None:
             raise Failed("this machine cannot run trials; the command did not run")
-        begin = partial(self._trials.begin, inherit=inherit)
+        begin = partial(self._trials.begin, inherit=inherit, caller=trial_caller.get())
         return await asyncio.to_thread(begin, name, start.command, start.folder)
 
     def _started(
@@ -314,20 +294,16 @@ class NodeShellTools:
         attached: bool = False,
         terminal: str | None = None,
     ) -> _Start:
-        _check("command", command, str)
         if not command.strip():
             raise InvalidArgs("command must not be empty")
         folder = self._resolve(workdir)
-        timeout = _number("timeout", timeout)
         if timeout < 0:
             raise InvalidArgs(f"timeout must not be negative, but is {timeout!r}")
-        _check("background", background, bool)
-        _check("trial", trial, bool)
         if trial and (background or yieldMs is not None):
             raise InvalidArgs("a trial is not run in the background: leave out background and yieldMs")
         patience = None
         if yieldMs is not None:
-            patience = min(max(_number("yieldMs", yieldMs), YIELD_LEAST_MS), YIELD_MOST_MS)
+            patience = min(max(yieldMs, YIELD_LEAST_MS), YIELD_MOST_MS)
         check_argv(command, argv)
         size = terminal_size(terminal)
         if trial and (attached or size is not None):
@@ -340,7 +316,6 @@ class NodeShellTools:
     def _resolve(self, workdir: str | None) -> str:
         if workdir is None:
             return str(self._workspace)
-        _check("workdir", workdir, str)
         if not workdir or "\0" in workdir:
             raise InvalidArgs(f"workdir {workdir!r} is not a path: leave it out for the workspace {self._workspace}")
         try:
@@ -350,7 +325,7 @@ class NodeShellTools:
 
     def _completed(self, job: Job) -> dict[str, Any]:
         assert job.exit is not None
-        text, truncated = self._text(job, OUTPUT_CHARS, job.exit.size)
+        text, truncated = last_text(self._jobs, job, OUTPUT_CHARS, job.exit.size)
         return {
             "status": "completed" if job.exit.exit_code == 0 and not job.exit.timed_out else "failed",
             "sessionId": job.id,
@@ -363,7 +338,7 @@ class NodeShellTools:
             "output": text,
             "tail": text[-TAIL_CHARS:],
             "truncated": truncated,
-            **({"stderr": self._text(job, OUTPUT_CHARS, stream=ERRORS)[0]} if job.attached else {}),
+            **({"stderr": last_text(self._jobs, job, OUTPUT_CHARS, stream=ERRORS)[0]} if job.attached else {}),
             "workdir": job.workdir,
             **_processes("ended", job.exit.ended),
             **_processes("leftRunning", job.exit.left),
@@ -383,7 +358,6 @@ class NodeShellTools:
 
     async def _tended(self, action: str, sessionId: str | None, signal: str | None) -> tuple[str, Job | None]:
         """Return the action and its session; None for `list`. A signal may be sent to any command."""
-        _check("action", action, str)
         action = action.strip().lower()
         if action not in _ACTIONS:
             raise InvalidArgs(f"Unknown action {action!r}: use one of {', '.join(_ACTIONS)}")
@@ -395,7 +369,6 @@ class NodeShellTools:
             return action, None
         if sessionId is None or sessionId == "":
             raise InvalidArgs("sessionId is required for this action")
-        _check("sessionId", sessionId, str)
         job = await self._jobs.find_call(sessionId) or await self._jobs.get(sessionId)
         if not self._jobs.listed(job):
             raise NotFound(f"No session found for {sessionId}: it ended more than 30 minutes ago")
@@ -405,7 +378,6 @@ class NodeShellTools:
 
     @staticmethod
     def _input(action: str, data: str) -> str:
-        _check("data", data, str)
         return data + "\n" if action == "submit" else data
 
     def _list(self) -> dict[str, Any]:
@@ -446,7 +418,7 @@ class NodeShellTools:
         }
 
     def _log(self, job: Job, offset: int, limit: int) -> dict[str, Any]:
-        text, truncated = self._text(job, OUTPUT_CHARS)
+        text, truncated = last_text(self._jobs, job, OUTPUT_CHARS)
         lines = text.split("\n")
         if lines[-1] == "":
             lines.pop()
@@ -510,25 +482,13 @@ class NodeShellTools:
     # output
 
     def _tail(self, job: Job) -> str:
-        return self._text(job, TAIL_CHARS)[0]
+        return last_text(self._jobs, job, TAIL_CHARS)[0]
 
     def _truncated(self, job: Job) -> bool:
         size = self._jobs.size(job)
-        if size <= OUTPUT_CHARS or size > OUTPUT_CHARS * _MOST_BYTES:
+        if size <= OUTPUT_CHARS or size > OUTPUT_CHARS * CHARACTER_BYTES:
             return size > OUTPUT_CHARS
-        return self._text(job, OUTPUT_CHARS)[1]
-
-    def _text(self, job: Job, limit: int, end: int | None = None, stream: str = OUTPUT) -> tuple[str, bool]:
-        """Return the last `limit` characters of the output before byte `end`, and whether there are more."""
-        end = self._jobs.size(job, stream) if end is None else end
-        # A character takes at most four bytes, so this many contain at least `limit` of them.
-        chunk = self._jobs.tail(job, limit * _MOST_BYTES, end, stream)
-        data = chunk.data
-        if chunk.offset > 0:  # skip a partial character at the start
-            begin = next((place for place, byte in enumerate(data[:3]) if byte & 0xC0 != 0x80), min(3, len(data)))
-            data = data[begin:]
-        text = data.decode("utf-8", "replace")
-        return text[-limit:], len(text) > limit or chunk.offset > 0
+        return last_text(self._jobs, job, OUTPUT_CHARS)[1]
 
 
 def _status(job: Job) -> str:
@@ -553,21 +513,7 @@ def _processes(name: str, processes: Iterable[SystemProcess]) -> dict[str, Any]:
     return {name: found} if found else {}
 
 
-def _check(name: str, value: object, kind: type) -> None:
-    if not isinstance(value, kind):
-        wanted = {"str": "a string", "bool": "true or false"}[kind.__name__]
-        raise InvalidArgs(f"{name} must be {wanted}, not {value!r}")
-
-
-def _number(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise InvalidArgs(f"{name} must be a number of milliseconds, not {value!r}")
-    return float(value)
-
-
-def _whole(name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidArgs(f"{name} must be a whole number, not {value!r}")
+def _not_negative(name: str, value: int) -> int:
     if value < 0:
         raise InvalidArgs(f"{name} must not be negative, but is {value!r}")
     return value

@@ -7,25 +7,22 @@ changed.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import os
 import stat
-from collections.abc import Awaitable, Iterator, Mapping
+from collections.abc import Awaitable, Mapping
 from typing import Final
 
 import msgspec
 
 from farhand.machine.files.allowed_paths import display
+from farhand.machine.files.diffs import unified_diff
 from farhand.machine.files.files import Files
 from farhand.machine.files.text import MOST_TEXT
 from farhand.protocol.errors import Failed, NotFound, ToolError
 
 # Maximum characters of a diff; a longer one is omitted, with a note.
 MOST_DIFF: Final = 200_000
-# Maximum pairs of lines to compare; beyond that, all lines are shown as removed and added.
-MOST_COMPARED: Final = 1_000_000
-CONTEXT: Final = 3
 
 
 class FileEffect(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -126,54 +123,21 @@ def file_effect(path: str, old: bytes | None, new: bytes | None) -> FileEffect:
     name = display(path)
     before = None if old is None else digest(old)
     try:
-        texts = [("" if content is None else content.decode()) for content in (old, new)]
+        diff = unified_diff(old, new, name)
     except UnicodeDecodeError:
         sizes = [("no file" if content is None else f"{len(content)} bytes") for content in (old, new)]
         return FileEffect(name, before, note=f"not text: {sizes[0]} before, {sizes[1]} after")
     if old == new:
         return FileEffect(name, before, note="the content stays the same")
-    lines = _unified(_lines(texts[0]), _lines(texts[1]))
-    names = ["/dev/null" if content is None else _one_line(name) for content in (old, new)]
-    diff = f"--- {names[0]}\n+++ {names[1]}\n" + "".join(
-        line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines
-    )
     if len(diff) > MOST_DIFF:
-        lengths = f"{len(texts[0])} characters before, {len(texts[1])} after"
-        return FileEffect(name, before, note=f"the diff is too long to show: {lengths}")
+        lengths = [len((content or b"").decode()) for content in (old, new)]
+        return FileEffect(
+            name,
+            before,
+            note=f"the diff is too long to show: {lengths[0]} characters before, {lengths[1]} after",
+        )
     return FileEffect(name, before, diff)
-
-
-def _unified(old: list[str], new: list[str]) -> Iterator[str]:
-    """Yield the hunks of a diff; if there is too much to compare, one from the first change to the last."""
-    head = next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
-    shortest = min(len(old), len(new)) - head
-    tail = next((i for i in range(shortest) if old[-1 - i] != new[-1 - i]), shortest)
-    gone, come = old[head : len(old) - tail], new[head : len(new) - tail]
-    if len(gone) * len(come) <= MOST_COMPARED:
-        hunks = difflib.unified_diff(old, new, n=CONTEXT)
-        next(hunks, None), next(hunks, None)  # skip the file names
-        yield from hunks
-        return
-    first = max(0, head - CONTEXT)
-    after = old[len(old) - tail :][:CONTEXT]
-    around = head - first + len(after)
-    yield f"@@ -{first + 1},{len(gone) + around} +{first + 1},{len(come) + around} @@\n"
-    yield from (f" {line}" for line in old[first:head])
-    yield from (f"-{line}" for line in gone)
-    yield from (f"+{line}" for line in come)
-    yield from (f" {line}" for line in after)
 
 
 def digest(content: bytes) -> str:
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
-
-
-def _one_line(name: str) -> str:
-    """Return a name without control characters: a line break would look like a line of the diff."""
-    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in name)
-
-
-def _lines(text: str) -> list[str]:
-    """Return lines with their ends; only \\n ends a line."""
-    parts = text.split("\n")
-    return [*(f"{part}\n" for part in parts[:-1]), *([parts[-1]] if parts[-1] else [])]

@@ -36,6 +36,8 @@ class CallContext(msgspec.Struct, frozen=True):
     progress: Callable[[float, float | None, str], None] = lambda _progress, _total, _message: None
     # Values of the secret handles in the arguments.
     secrets: Mapping[str, str] = {}
+    # A name of the caller of a trial; empty for the owner.
+    trial_caller: str = ""
 
 
 Run = Callable[[Mapping[str, Any], CallContext], Awaitable[Any]]

@@ -5,16 +5,16 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta
 
 from farhand.machine.sandbox.trials import TrialConflict, Trials
-from farhand.protocol.calls import ToolSpec
 from farhand.protocol.errors import Failed, InvalidArgs
 from farhand.protocol.node_tools import NODE_TOOLS
-from farhand.tools.schema import Parameters
+from farhand.tools.node_family import node_spec
 
 if TYPE_CHECKING:
     from farhand.tools.preview import Preview
@@ -23,6 +23,7 @@ NAME: Final = "Trial"
 # The same tool for the machine of the gateway.
 OWN: Final = "trial"
 ACTIONS: Final = ("show", "keep", "discard")
+OWNER_ID: Final = "owner"
 # The beginning of the error of a trial whose files were changed since.
 CONFLICT: Final = "conflict: "
 
@@ -41,6 +42,11 @@ def named_trial(tool: str, arguments: Any) -> tuple[str, bool] | None:
 def keeping(trial_id: str) -> msgspec.Raw:
     """Return the arguments that keep a trial."""
     return msgspec.Raw(msgspec.json.encode({"trialId": trial_id, "action": "keep"}))
+
+
+def caller_name(credential: str) -> str:
+    """Return the name under which a machine counts the trials of a credential; empty for the owner's."""
+    return "" if credential == OWNER_ID else hashlib.sha256(credential.encode(errors="replace")).hexdigest()[:16]
 
 
 def discards(arguments: Any) -> bool:
@@ -79,9 +85,4 @@ class TrialTool:
         return Preview(files=files, summary=f"{action} the changes of the trial of: {trial.command}")
 
 
-SPEC: Final = ToolSpec(
-    name=NAME,
-    description=TrialTool.Trial.__doc__ or "",
-    parameters=Parameters(TrialTool.Trial, skip=1).schema,
-    capability=NODE_TOOLS[NAME].capability,
-)
+SPEC: Final = node_spec(NODE_TOOLS[NAME], TrialTool.Trial, skip=1)

@@ -11,10 +11,9 @@ from msgspec import Meta
 
 from farhand.machine.files.files import Files
 from farhand.machine.files.undo_log import UndoLog
-from farhand.protocol.calls import ToolSpec
 from farhand.protocol.errors import InvalidArgs, ToolError
 from farhand.protocol.node_tools import NODE_TOOLS
-from farhand.tools.schema import Parameters
+from farhand.tools.node_family import node_spec
 
 if TYPE_CHECKING:
     from farhand.tools.preview import Preview
@@ -60,9 +59,4 @@ def undo_preview(files: Files, undo_log: UndoLog, call: str) -> Preview:
         return Preview(files=tuple(map(FileEffect, paths)), note=f"the call would fail: {error.message}")
 
 
-SPEC: Final = ToolSpec(
-    name=NAME,
-    description=UndoTool.Undo.__doc__ or "",
-    parameters=Parameters(UndoTool.Undo, skip=1).schema,
-    capability=NODE_TOOLS[NAME].capability,
-)
+SPEC: Final = node_spec(NODE_TOOLS[NAME], UndoTool.Undo, skip=1)

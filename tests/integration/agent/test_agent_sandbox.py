@@ -215,7 +215,7 @@ def shell(command: str) -> dict[str, Any]:
 def test_without_bubblewrap_nothing_runs(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
-    (home / "farhand.toml").write_text("[sandbox]\nenabled = true\n")
+    (home / "farhand.toml").write_text('[sandbox]\nenabled = true\nlevel = "bubblewrap"\n')
     with GatewayProcess(home, env={"PATH": str(tmp_path)}) as gateway:
         answer = gateway.invoke("exec", {"command": f"/usr/bin/touch {tmp_path}/ran"})
         assert answer["error"]["kind"] == "failed"

@@ -18,6 +18,8 @@ from tests.integration.messaging.test_messages import SECRET, Talk, last_said, s
 from tests.support.harness import NodeProcess, wait_until
 from tests.support.model_server import Reply, Request, calls, text
 
+pytestmark = pytest.mark.usefixtures("own_interpreters")
+
 # No setting, so nothing but the path check keeps it from the model.
 PRIVATE = "private words of the host"
 needs_bubblewrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,10 +9,9 @@ from typing import Any
 import pytest
 
 from tests.integration.cli.conftest import Command
+from tests.integration.nodes.test_lent_folder_shell import LEVELS
 from tests.support.harness import GatewayProcess
 from tests.support.model_server import ModelServer, text
-
-pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
 
 
 class House:
@@ -34,8 +32,8 @@ class House:
         return str(self.model.requests[-1].messages[0]["content"])
 
 
-@pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+@pytest.fixture(scope="module", params=LEVELS)
+def house(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     home: Path = tmp_path_factory.mktemp("steering") / "home"
     workspace = home / "agents" / "main"
     (workspace / "notes").mkdir(parents=True)
@@ -43,7 +41,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     (workspace / "USER.md").write_text("The user is Ada.\n")
     (workspace / "todo.txt").write_text("one\n")
     (workspace / "link").symlink_to("USER.md")
-    (home / "farhand.toml").write_text("[sandbox]\nenabled = true\n")
+    (home / "farhand.toml").write_text(f'[sandbox]\nenabled = true\nlevel = "{request.param}"\n')
     with (
         ModelServer(answer=lambda _: text("ok")) as model,
         GatewayProcess(home, env={**model.environment, "FARHAND_MODEL": "m"}) as gateway,

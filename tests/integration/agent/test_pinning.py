@@ -153,6 +153,36 @@ def test_jobs_that_a_pinned_run_makes_are_pinned_alike(house: House) -> None:
     assert [one.get("node") for one in cron("list")["jobs"] if one["name"] == name] == ["near"]
 
 
+@pytest.mark.parametrize("tool", ["gsv__Cron", "cron", "gsv__SessionSend", "sessions_spawn"])
+def test_what_a_call_of_such_a_job_starts_is_pinned_alike(house: House, tool: str) -> None:
+    """A scheduled call has no session from whose run the pin could be taken."""
+    cron, word, name = Cron(house), words(), words()
+    house.script(word, calls(("far__Read", {"path": "who.txt"})), text("done"))
+    args: dict[str, Any] = {
+        "gsv__Cron": {"action": "add", "job": {"name": name, "schedule": YEARLY, "spec": task(word)}},
+        "cron": {"action": "add", "schedule": "0 0 1 1 *", "prompt": word},
+        "gsv__SessionSend": {"sessionKey": name, "message": word, "waitSeconds": 0},
+        "sessions_spawn": {"prompt": word},
+    }[tool]
+    outer = {"name": words(), "schedule": YEARLY, "spec": {"mode": "call", "tool": tool, "args": args}}
+    (made,) = Pinned(house, node="near").run(("gsv__Cron", {"action": "add", "job": outer}))
+    before = {one["id"] for one in cron("list", limit=500)["jobs"]}
+    (ran,) = cron("run", id=json.loads(made)["job"]["id"], mode="force")["results"]
+    if tool in ("gsv__Cron", "cron"):
+        assert ran["status"] == "ok", ran
+        (inner,) = [one for one in cron("list", limit=500)["jobs"] if one["id"] not in before]
+        assert inner.get("node") == "near", inner
+        return
+
+    def answers() -> list[str]:
+        """What tools answered in the run that the call started; the run that made the job was asked before."""
+        found = [str(one["content"]) for one in house.asked(word)[-1].messages if one["role"] == "tool"]
+        return found if len(found) == 1 and "schedule" not in found[0] else []
+
+    (said,) = wait_until(answers, 20, "what the started run read")
+    assert "I am far" not in said, said
+
+
 def test_what_a_person_says_meanwhile_is_not_pinned(house: House, tmp_path: Path) -> None:
     """A message that waits behind a pinned run of the main session is a run of its own."""
     word, person = words(), words()

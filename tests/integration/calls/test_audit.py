@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,11 @@ from typing import Any
 import apsw
 import pytest
 
-from farhand.store.history.seal_coverage import seal_old_rows
+from farhand.store.history.seal_coverage import Covers, rows_after
 from farhand.store.history.verify import Report
 from farhand.store.journal.events import append_event
 from farhand.store.journal.seal import HEAD_FILE, KEY_FILE, Head, SealedJournal, load_key
-from farhand.store.ports import Tx
+from farhand.store.ports import StoreError, Tx
 from farhand.store.sqlite.audit import verify
 from farhand.store.sqlite.migrations import MIGRATIONS, SEALED
 from farhand.store.sqlite.store import SqliteStore, SqliteTx
@@ -207,13 +206,22 @@ def test_any_single_change_of_any_field_is_found(home: Path) -> None:
     assert tried > 300 and set(missed) <= {f"calls.{column} of {waiting}" for column in open_yet}
 
 
+def seal_again(tx: SqliteTx) -> None:
+    """Seal every row with the key of this journal."""
+    covers, digest, last = Covers(tx), tx.journal.sealer.beginning, 0
+    while page := rows_after(tx, last):
+        for row in page:
+            last, digest = row[0], tx.journal.sealer.hash(digest, [covers.with_row(row)])
+            tx.execute("UPDATE events SET hash = ? WHERE id = ?", (digest, last))
+
+
 def test_who_writes_the_database_alone_cannot_seal_it_again(home: Path) -> None:
     """Every row sealed anew, after a change, by somebody who has the program and the database, but not the key."""
     change(home, "UPDATE calls SET result = x'7b7d' WHERE seq = 1")
     connection = apsw.Connection(str(home / "farhand.db"))
     (home / "forger").mkdir()
     journal = SealedJournal(load_key(home / "forger", make=True), home / "forger" / HEAD_FILE)
-    seal_old_rows(SqliteTx(connection, journal), 1)
+    seal_again(SqliteTx(connection, journal))
     connection.close()
     journal.close()
     shutil.copy(home / KEY_FILE, home / "kept")
@@ -355,38 +363,20 @@ def test_a_damaged_store_that_was_set_aside_is_no_fault(tmp_path: Path) -> None:
     assert report.ok and any("began anew" in note.message for note in report.notes), report
 
 
-def test_a_journal_of_an_older_version_is_sealed_at_the_first_start_and_says_so(tmp_path: Path) -> None:
-    folder = tmp_path / "home"
-    folder.mkdir(mode=0o700)
-    connection = apsw.Connection(str(folder / "farhand.db"))
+def test_a_store_from_before_the_first_release_is_refused_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "farhand.db"
+    connection = apsw.Connection(str(path))
     for step in MIGRATIONS[: MIGRATIONS.index(SEALED)]:
         connection.execute(step)
     connection.execute(f"PRAGMA user_version = {MIGRATIONS.index(SEALED)}")
-    now = int(time.time() * 1000)
-    call = """
-        INSERT INTO calls (id, tool, args, credential, route, background, state, created_at, deadline_at, ended_at)
-        VALUES (?, 't', x'7b7d', 'o', 'native', 0, 'ok', 1, 2, 2)"""
-    for call_id in ("c1", "c2", "c3"):
-        connection.execute(call, (call_id,))
-    event = "INSERT INTO events (at, kind, subject, data) VALUES (?, ?, ?, x'7b7d')"
-    for kind, subject in (("call.started", "c1"), ("call.ended", "c1"), ("call.ended", "c2"), ("call.started", "c3")):
-        connection.execute(event, (now, kind, subject))
-    connection.execute("INSERT INTO entries VALUES (1, 's', 'i', NULL, 1, x'7b7d', NULL, 0, 0, 0, 0, NULL)")
+    connection.execute("INSERT INTO events (at, kind, subject, data) VALUES (1, 'call.started', 'c1', x'7b7d')")
     connection.close()
-    gateway = GatewayProcess(folder, env=NO_COPIES)
-    gateway.start()
-    gateway.stop()
-    report = checked(folder)
-    assert report.ok and ["4 earlier events" in note.message for note in report.notes] == [True], report
-    for harm in (
-        "UPDATE calls SET state = 'error' WHERE id = 'c1'",
-        "UPDATE entries SET at = 2",
-        "DELETE FROM events WHERE id = 1",
-    ):
-        copy = tmp_path / harm.replace(" ", "-")[:30]
-        shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("jobs", "logs", "lock"))
-        change(copy, harm)
-        assert not checked(copy).ok, harm
+    with pytest.raises(StoreError, match=r"before 0\.2\.0"):
+        SqliteStore.open(path)
+    connection = apsw.Connection(str(path))
+    assert connection.pragma("user_version") == MIGRATIONS.index(SEALED)
+    assert connection.execute("SELECT count(*) FROM events").fetchall() == [(1,)]
+    connection.close()
 
 
 def test_a_write_that_fails_leaves_no_gap(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import datetime
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.agent.test_agent import House, open_house
+from tests.integration.agent.test_agent import House, Session, open_house
 from tests.integration.cli.conftest import Command
 from tests.support.harness import GatewayProcess, NodeProcess, wait_until
 from tests.support.model_server import calls, text
@@ -207,3 +208,81 @@ def test_transfers_and_the_output_of_commands_count_as_bytes(hands: NodeProcess)
     output = f"/v1/calls/{started['request_id']}/output?wait=0"
     denied = gateway.request("GET", output, token=token["token"])
     assert denied.status == 403 and b"used up" in denied.body, denied
+
+
+# -- each unit, for each subject -----------------------------------------------------------------------------------
+
+NOUNS = {
+    "money": "US dollars",
+    "tokens": "tokens",
+    "calls": "calls",
+    "bytes": "bytes",
+    "machines": "machines",
+    "wall_seconds": "seconds of wall time",
+}
+
+
+class Workshop:
+    """An agent with a model that has a price, two machines, and a token that talks to the agent."""
+
+    def __init__(self, house: House, folder: Path) -> None:
+        self.house, self.gateway, self.folder = house, house.gateway, folder
+        self.token = made(house.gateway, "--scope", "chat", "--scope", "tools.exec")
+
+    def work(self, session: Session, machine: str) -> tuple[Any, bool]:
+        """Let the agent write a file on a machine; return what it answered, and whether the file is there."""
+        file = self.folder / f"{session.key}-{machine}"
+        self.house.script(session.key, calls((f"{machine}__Bash", {"command": f"touch {file}"})), text("done"))
+        return session.send(token=self.token["token"]), file.exists()
+
+    def set(self, subject: str, **limits: float) -> None:
+        """Replace the limits of a subject; none clears them."""
+        body = {"subject": subject, "limits": [{"unit": unit, "amount": limits[unit]} for unit in limits]}
+        assert self.gateway.request("PUT", "/v1/budgets", body).status == 200
+
+
+@pytest.fixture(scope="module")
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
+    folder = tmp_path_factory.mktemp("workshop")
+    (folder / "home").mkdir()
+    (folder / "home" / "farhand.toml").write_text("[models.scripted]\ninput_cost = 1000\noutput_cost = 5000\n")
+    houses = open_house(folder / "home", FARHAND_MODEL="scripted")
+    house = next(houses)
+    try:
+        with (
+            NodeProcess(house.gateway, folder / "hands", "hands"),
+            NodeProcess(house.gateway, folder / "feet", "feet"),
+        ):
+            yield Workshop(house, folder)
+    finally:
+        houses.close()
+
+
+@pytest.mark.parametrize("unit", NOUNS)
+@pytest.mark.parametrize("kind", ["token", "session", "agent", "all"])
+def test_each_unit_ends_for_each_subject_before_it_is_used(workshop: Workshop, kind: str, unit: str) -> None:
+    session = workshop.house.session()
+    subjects = {"token": f"token:{workshop.token['id']}", "session": f"session:{session.key}", "agent": "agent:main"}
+    subject = subjects.get(kind, "all")
+    workshop.set(subject, **{unit: 1_000_000})
+    try:
+        answer, is_there = workshop.work(session, "hands")
+        assert answer["reply"] == "done" and is_there, answer
+        used = shown(workshop.gateway, subject)[unit]["used"]
+        assert used > 0
+        workshop.set(subject, **{unit: used})
+        asked = len(workshop.house.model.requests)
+        answer, is_there = workshop.work(session, "feet")
+        assert not is_there
+        said = f"{subject.replace(':', ' ', 1)} is used up" if kind != "all" else "everything together is used up"
+        seen = json.dumps([answer, session.history()])
+        assert said in seen and f"{NOUNS[unit]} per day" in seen, seen
+        if unit in ("money", "tokens"):
+            assert len(workshop.house.model.requests) == asked and "the model was not asked" in seen
+        else:
+            denied = workshop.gateway.get("/v1/calls?state=denied&limit=1")["calls"][0]
+            assert denied["tool"] == "feet__Bash" and said in denied["error"]["message"], denied
+    finally:
+        workshop.set(subject)
+    answer, is_there = workshop.work(session, "feet")
+    assert is_there, answer

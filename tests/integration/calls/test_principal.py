@@ -7,6 +7,7 @@ import sqlite3
 import time
 import uuid
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -234,6 +235,26 @@ def test_a_hook_ends_with_the_token_that_made_it(house: House) -> None:
     assert gateway.request("POST", f"/hooks/{hook}", b"again", token=None).status == 403
     listed = {one["id"]: one for one in gateway.get("/v1/hooks")["hooks"]}
     assert listed[hook]["ended_reason"] == f"the token {name} was revoked"
+
+
+def test_a_run_of_a_hook_has_no_more_rights_than_the_hook_has_now(house: House) -> None:
+    """Neither a call that waited, nor one that the run makes later."""
+    gateway, hook = house.gateway, f"hook-{uuid.uuid4().hex[:8]}"
+    uses = [calls(command(f"{ask} {hook}")) for ask in ("ask-me", "echo later", "ask-me again")]
+    house.script(f"[webhook:{hook}]", *uses, text("done"))
+    assert gateway.request("PUT", f"/v1/hooks/{hook}", {"secret": "", "tools": "all"}).status == 201
+    assert gateway.request("POST", f"/hooks/{hook}", b"hello", token=None).status == 202
+
+    def made() -> Any:
+        every = gateway.get("/v1/calls?limit=50")["calls"]
+        return [one for one in every if hook in json.dumps(one["args"])]
+
+    (waiting,) = wait_until(made, 20, "the call of the hook's run")
+    assert gateway.request("PUT", f"/v1/hooks/{hook}", {"secret": "", "tools": "read"}).status == 201
+    assert answer(gateway, asked(gateway, waiting["id"])).status == 200
+    found = wait_until(lambda: made() if len(made()) == len(uses) else None, 20, "all calls")
+    states = [wait_until(partial(over, gateway, one["id"]), 20, "its end")["state"] for one in found]
+    assert states == ["denied"] * len(uses), found
 
 
 # -- narrow tokens --------------------------------------------------------------------------------------------

@@ -15,6 +15,8 @@ import pytest
 from tests.integration.cli.conftest import Command
 from tests.support.harness import GatewayProcess, NodeProcess
 
+pytestmark = pytest.mark.usefixtures("own_interpreters")
+
 VALUE = "s3cr3t 'quo\"ted' $HOME `id` \\ *;|&\n\tsecond line of the value"
 
 

@@ -214,7 +214,7 @@ def test_tools_without_a_schema_stay_open(gateway: GatewayProcess) -> None:
 def test_a_node_does_not_rely_on_the_gateways_check(tmp_path: Path) -> None:
     async def ask() -> None:
         async with Jobs(tmp_path / "jobs") as jobs:
-            tools = node_tools(NodeFileTools(Files(tmp_path)), NodeShellTools(jobs, tmp_path), ToolLimits())
+            tools = node_tools((NodeFileTools(Files(tmp_path)), NodeShellTools(jobs, tmp_path)), ToolLimits())
             for name in tools.tool_names():
                 tool = tools.find(name)
                 assert tool is not None

@@ -9,7 +9,6 @@ import os
 import pty
 import struct
 import subprocess
-import sys
 import termios
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.fork_server import FARHAND, ForkedProcess, start_process
 from tests.support.harness import ROOT, SHARED_TOKEN, GatewayProcess, PluginProcess
 
 SLOW_NODE = '''
@@ -55,15 +55,6 @@ asyncio.run(main())
 '''
 
 
-BYTE_CODE = {"PYTHONDONTWRITEBYTECODE": ""}
-
-
-@pytest.fixture(scope="session", autouse=True)
-def byte_code(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Hundreds of short processes: compiled once, outside of the tree, they start in half the time."""
-    BYTE_CODE["PYTHONPYCACHEPREFIX"] = str(tmp_path_factory.mktemp("byte-code"))
-
-
 class Outcome:
     def __init__(self, status: int, out: str, err: str) -> None:
         self.status = status
@@ -83,7 +74,7 @@ class Command:
 
     def __init__(self, home: Path, **env: str) -> None:
         clean = {key: value for key, value in os.environ.items() if not key.startswith(("SA_", "FARHAND_", "NO_COLOR"))}
-        self.env = {**clean, "FARHAND_HOME": str(home), "TERM": "xterm-256color", **BYTE_CODE, **env}
+        self.env = {**clean, "FARHAND_HOME": str(home), "TERM": "xterm-256color", **env}
 
     def with_env(self, **env: str) -> Command:
         other = Command(Path(self.env["FARHAND_HOME"]))
@@ -91,26 +82,26 @@ class Command:
         return other
 
     def __call__(self, *arguments: str, stdin: str = "", seconds: float = 60) -> Outcome:
-        done = subprocess.run(
-            [sys.executable, "-m", "farhand", *arguments],
-            check=False, env=self.env, input=stdin, capture_output=True, text=True, timeout=seconds,
-        )  # fmt: skip
-        return Outcome(done.returncode, done.stdout, done.stderr)
+        pipe = subprocess.PIPE
+        process = start_process([*FARHAND, *arguments], self.env, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+        try:
+            out, err = process.communicate(stdin, seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+        return Outcome(process.wait(), out, err)
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "farhand", *arguments],
-            env=self.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+    def start(self, *arguments: str) -> subprocess.Popen[str] | ForkedProcess:
+        return start_process(
+            [*FARHAND, *arguments], self.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
 
     def on_terminal(self, *arguments: str, columns: int = 80) -> str:
         """What appears on a terminal of that width."""
         main, terminal = pty.openpty()
         fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
         env = {key: value for key, value in self.env.items() if key not in ("COLUMNS", "LINES")}
-        process = subprocess.Popen(
-            [sys.executable, "-m", "farhand", *arguments], env=env, stdout=terminal, stderr=terminal
-        )
+        process = start_process([*FARHAND, *arguments], env, stdout=terminal, stderr=terminal)
         os.close(terminal)
         shown = b""
         with contextlib.suppress(OSError):  # the terminal is gone once nobody has it open

@@ -66,4 +66,4 @@ def test_nobody_to_pair(talking: Command) -> None:
     assert json.loads(talking("channels", "pair", "--json").out)["count"] == 0
     for act in ("approve", "reject", "forget"):
         refused = talking("channels", "pair", act, "K7PQ2MXW")
-        assert refused.status == 1 and "asked to be let in" in refused.err
+        assert refused.status == 1 and "no pairing request" in refused.err

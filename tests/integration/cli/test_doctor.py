@@ -124,7 +124,7 @@ def test_a_sandbox_that_cannot_be_given_is_said(tmp_path: Path) -> None:
     command = Command(tmp_path / "home")
     (tmp_path / "home").mkdir()
     settings = tmp_path / "home" / "farhand.toml"
-    settings.write_text("[sandbox]\nenabled = true\n")
+    settings.write_text('[sandbox]\nenabled = true\nlevel = "bubblewrap"\n')
     without = command.with_env(PATH=str(tmp_path))
     assert verdicts(without)["sandbox"]["status"] == "failed"
     assert "'bwrap' is missing" in verdicts(without)["sandbox"]["message"]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from farhand.cli.setup.units import ServiceSpec, farhand_command, launchd_plist, systemd_unit
-from farhand.cli.setup.upkeep import find_installation
+from farhand.cli.setup.upgrade import find_installation
 from tests.integration.cli.conftest import Command
 
 # Stands for systemctl, loginctl and journalctl: writes down how it was called, and knows what is active.

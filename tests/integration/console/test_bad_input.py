@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -79,6 +78,14 @@ def test_ten_thousand_machines_are_rows_that_can_be_filtered(gateway: GatewayPro
     one.go("machines")
     one.seen(page.get_by_role("region", name="Machines"), "m-0")
     assert page.locator("main li").count() < 100
+    took = page.evaluate("""async () => {
+        const before = document.querySelector("main li").textContent;
+        const began = performance.now();
+        document.querySelector("main .view").scrollTop = 200_000;
+        while (document.querySelector("main li").textContent === before) await new Promise(requestAnimationFrame);
+        return performance.now() - began;
+    }""")
+    assert took < 5_000
     page.get_by_label("Filter machines").fill("m-9999")
     one.seen(page.locator("main article"), "m-9999")
     assert page.evaluate("window.hit") is None
@@ -114,26 +121,37 @@ def test_a_tab_that_slept_for_a_day_goes_on(gateway: GatewayProcess, visit: Open
     one.complaints = [said for said in one.complaints if "ERR_" not in said]
 
 
-def test_a_machine_is_killed_while_everything_is_open(gateway: GatewayProcess, node: NodeProcess, visit: Open, tmp_path: Path) -> None:
+@pytest.mark.parametrize("killed", ["machine", "gateway"])
+def test_one_is_killed_while_everything_is_open(
+    gateway: GatewayProcess, node: NodeProcess, visit: Open, killed: str
+) -> None:
     with (node.workspace / "large").open("wb") as file:
         file.truncate(400_000_000)
+    (node.workspace / "go").unlink(missing_ok=True)
     one = visit()
     terminal = one.sign_in(gateway, "terminal?node=hands")
     terminal.get_by_role("dialog").get_by_label(re.compile("^Command")).fill("PS1='ready> ' bash --norc")
     terminal.get_by_role("dialog").get_by_role("button", name="Open a terminal").click()
     one.seen(terminal.locator(".xterm-rows"), "ready>")
     chat, files = one.context.new_page(), one.context.new_page()
-    chat.goto(f"{gateway.url}/#/chat/killed")
+    chat.goto(f"{gateway.url}/#/chat/{killed}")
     chat.get_by_label("Message", exact=True).fill("run it")
     chat.get_by_role("button", name="Send").click()
     one.seen(chat.get_by_label("Live output"), "begun")
     files.goto(f"{gateway.url}/#/files/hands")
-    copied = gateway.request("POST", "/v1/transfers", {"source": "hands:large", "destination": "gsv:large", "background": True})
+    destination = f"gsv:{killed}"
+    copied = gateway.request("POST", "/v1/transfers", {"source": "hands:large", "destination": destination, "background": True})
     assert copied.status in (200, 201, 202), copied
-    one.seen(files.locator(".transfer").filter(has_text="gsv:large"))
-    node.kill()
-    one.seen(terminal.get_by_role("status").filter(has_text="offline"))
-    node.start()
+    one.seen(files.locator(".transfer").filter(has_text=destination))
+    if killed == "machine":
+        node.kill()
+        one.seen(terminal.get_by_role("status").filter(has_text="offline"))
+        node.start()
+    else:
+        gateway.kill()
+        one.seen(terminal.locator("#banner"), "The gateway does not answer")
+        gateway.start()
+        one.seen(terminal.locator("#line"), "Live")
     one.seen(terminal.get_by_role("status").filter(has_text="Connected"))
     terminal.locator(".xterm textarea").focus()
     terminal.keyboard.type("echo $((40 + 2))\n")
@@ -141,6 +159,20 @@ def test_a_machine_is_killed_while_everything_is_open(gateway: GatewayProcess, n
     (node.workspace / "go").write_text("")
     one.seen(chat.locator(".markdown").last, "The machine was lost and came back.")
     # The transfer ends in a state that is shown, whether it was resumed or not.
-    one.seen(files.locator(".transfer").filter(has_text="gsv:large").locator(".state"), re.compile("ok|error|unknown"))
+    one.seen(files.locator(".transfer").filter(has_text=destination).locator(".state"), re.compile("ok|error|unknown"))
     wait_until(lambda: gateway.get("/v1/transfers?limit=1")["transfers"][0]["state"] in ("ok", "error", "unknown"), 60)
     one.complaints.clear()
+
+
+def test_names_and_contents_of_files_stay_text(gateway: GatewayProcess, node: NodeProcess, visit: Open) -> None:
+    content = f"{HOSTILE}\n<script>window.hit = 2</script>\n\u202ereversed \x1b[31mred\n"
+    for name in (HOSTILE, "page.html", "notes.md"):
+        (node.workspace / name).write_text(content)
+    one = visit()
+    page = one.sign_in(gateway, "files/hands")
+    for name in (HOSTILE, "page.html", "notes.md"):
+        page.get_by_role("link", name=name, exact=True).click()
+        one.seen(page.locator("pre.code"), HOSTILE)
+        one.seen(page.locator("pre.code"), "<script>window.hit = 2</script>")
+    assert page.locator("main img, main script").count() == 0
+    assert page.evaluate("window.hit") is None

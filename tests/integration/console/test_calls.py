@@ -86,7 +86,7 @@ def test_a_tool_is_called_from_its_form(staffed: GatewayProcess, visit: Open) ->
     page.keyboard.press("Control+Enter")
     one.seen(page.locator("#outcome .state"), "ok")
     one.seen(page.locator("#outcome").get_by_label("Output"), "good morning")
-    one.seen(page.locator("#outcome").get_by_label("Result"), '"exitCode": 3')
+    one.seen(page.locator("#outcome").get_by_label("Result", exact=True), '"exitCode": 3')
     one.go("machines/lab/tools/lab.wait")
     one.seen(page.get_by_label("seconds", exact=True))
     assert page.get_by_label("seconds", exact=True).get_attribute("type") == "number"

@@ -28,6 +28,21 @@ def test_markup_of_other_people_is_only_inserted_after_cleaning() -> None:
                 assert forbidden not in text, f"{forbidden} in {file.name}"
 
 
+def test_every_text_is_in_one_file() -> None:
+    """What people read comes from `lib/texts.ts`; names of keys, formats and commands are not translated."""
+    same_everywhere = {"Ctrl K", "Ctrl", "JSON", "farhand mcp install", "laptop__Bash", "https://…/mcp"}
+    found = set()
+    for file in SOURCES.rglob("*.svelte"):
+        template = re.sub(r"<(script|style)\b.*?</\1>|<!--.*?-->", "", file.read_text(), flags=re.DOTALL)
+        while (shorter := re.sub(r"\{[^{}]*\}", "", template)) != template:
+            template = shorter
+        texts = re.findall(r">([^<>]+)<", template)
+        texts += re.findall(r'\b(?:placeholder|title|aria-label|alt)="([^"]+)"', template)
+        texts = [re.sub(r"&\w+;", "", text).strip() for text in texts]
+        found |= {text for text in texts if re.search(r"[A-Za-z]{2}", text)}
+    assert found <= same_everywhere
+
+
 def test_the_lock_has_hashes_and_no_addresses() -> None:
     lock = (ROOT / "console" / "package-lock.json").read_text()
     assert "resolved" not in lock and lock.count('"integrity"') > 20
@@ -37,7 +52,9 @@ def test_the_lock_has_hashes_and_no_addresses() -> None:
 def test_the_first_load_is_small() -> None:
     index = (BUILT / "index.html").read_text()
     names = set(re.findall(r"assets/([\w.-]+)", index))
-    # What the entry imports statically is loaded with it; `import(…)` is not.
+    # The first screen is loaded as well.
+    names |= {file.name for file in (BUILT / "assets").iterdir() if file.name.startswith("Overview-")}
+    # What these import statically is loaded with them; `import(…)` is not.
     waiting = [name for name in names if name.endswith(".js")]
     while waiting:
         text = (BUILT / "assets" / waiting.pop()).read_text()

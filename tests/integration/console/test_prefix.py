@@ -72,7 +72,7 @@ def test_a_node_a_plug_in_and_the_console_work_under_a_prefix(
         one.seen(page.locator("article").filter(has_text="near"), "online")
         call = shared_gateway.invoke("far.echo", {"text": "seen under the prefix"})
         one.go(f"calls/{call['request_id']}")
-        one.seen(page.get_by_label("Result"), "seen under the prefix")
+        one.seen(page.get_by_label("Result", exact=True), "seen under the prefix")
         page.reload()
         one.seen(page.locator("#line"), "Live")
         page.goto(f"{url}/docs")

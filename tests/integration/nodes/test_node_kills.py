@@ -19,6 +19,8 @@ import pytest
 from farhand.node.names import default_node_id
 from tests.support.harness import GatewayProcess, NodeProcess, Proxy, marked, wait_until
 
+pytestmark = pytest.mark.usefixtures("own_interpreters")
+
 
 @pytest.fixture
 def node(shared_gateway: GatewayProcess, tmp_path: Path) -> Iterator[NodeProcess]:

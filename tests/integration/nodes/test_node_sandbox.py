@@ -121,7 +121,7 @@ def test_a_sandbox_that_is_switched_on_holds_for_the_next_command(
 def test_without_bubblewrap_nothing_runs(shared_gateway: GatewayProcess, tmp_path: Path) -> None:
     state, programs = tmp_path / "state", tmp_path / "programs"
     state.mkdir(), programs.mkdir()
-    (state / "farhand.toml").write_text("[sandbox]\nenabled = true\n")
+    (state / "farhand.toml").write_text('[sandbox]\nenabled = true\nlevel = "bubblewrap"\n')
     with NodeProcess(shared_gateway, tmp_path, "bare", state=state, env={"PATH": str(programs)}) as node:
         message = node.fails("Bash", {"command": "touch ran"}, "failed")
         assert "bwrap" in message and not (node.workspace / "ran").exists()

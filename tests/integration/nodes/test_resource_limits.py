@@ -38,10 +38,15 @@ def test_limits_hold_are_shown_and_stay(shared_gateway: GatewayProcess, tmp_path
         assert bomb["status"] == "failed"
         node.ok("Bash", {"command": "head -c 5000000 /dev/zero > file"})
         assert (root / "file").stat().st_size == 1024**2
+        fill = {"command": "for i in 1 2 3 4 5; do head -c 900000 /dev/zero > f$i; done; sleep 100"}
+        full = node.ok("Bash", fill)
+        assert full["status"] == "failed" and "its limit (disk) is 1048576" in full["output"], full
+        tried = node.fails("Bash", {**fill, "trial": True}, "failed")
+        assert "a trial has at most 1048576" in tried, tried
         node.stop()
         assert "allows more than before" in refused(shared_gateway, folder / "state", "--memory", "1G")
         if limits["limits"] == "rlimits":
-            assert "--cpus needs a control group" in refused(shared_gateway, folder / "state", "--cpus", "1")
+            assert "cpus 1 needs a control group" in refused(shared_gateway, folder / "state", "--cpus", "1")
     with NodeProcess(shared_gateway, folder, "limited") as node:
         assert shown(shared_gateway, "limited")["memory"] == "512M", "stored"
     assert "is not a size" in refused(shared_gateway, tmp_path / "new", "--root", str(root), "--memory", "much")

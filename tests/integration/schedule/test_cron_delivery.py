@@ -56,7 +56,7 @@ def arrives(talk: Talk, words: str) -> tuple[str, str]:
 def test_before_anybody_talked_there_is_nowhere_to_deliver(talk: Talk) -> None:
     assert force(talk, task("alpha"))["status"] == "ok"
     demanded = force(talk, task("beta", deliver=True))
-    assert demanded["status"] == "error" and "nobody has talked" in demanded["error"]
+    assert demanded["status"] == "error" and "no one has written" in demanded["error"]
     assert taken(talk, "alpha") == [] == taken(talk, "beta")
 
 

@@ -216,7 +216,7 @@ def test_a_folder_does_not_replace_a_file_nor_the_other_way_round(pair: Pair) ->
         ("gsv:a", "gsv:b", "invalid_args", "Cannot transfer from gsv to gsv"),
         ("left:missing.txt", "type:right:x", "not_found", "missing.txt"),
         ("left:/dev/zero", "type:right:x", "failed", "device"),
-        ("left:/proc/self/status", "type:right:x", "failed", "does not say how long it is"),
+        ("left:/proc/self/status", "type:right:x", "failed", "its size is not known"),
         ("left:small", "type:right:/proc/nothing/x", "not_found", ""),
     ],
 )
@@ -428,7 +428,7 @@ def test_what_somebody_takes_away_meanwhile_is_not_said_to_have_arrived(pair: Pa
             Path(part).unlink()
     wait_until(lambda: pair.gateway.get(path)["state"] != "running", 60, "its end")
     ended = pair.gateway.get(path)
-    assert ended["state"] == "error" and "removed by somebody else" in ended["error"]["message"], ended
+    assert ended["state"] == "error" and "another program removed what was received" in ended["error"]["message"], ended
     assert (pair.right.workspace / "taken").read_text() == "as it was"
 
 

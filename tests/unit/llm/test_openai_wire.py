@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farhand.llm.messages import Image, Message, Text, ToolUse
-from farhand.llm.openai_wire import message_from_wire, messages_to_wire, names_of
+from farhand.llm.messages import Message, ToolUse
+from farhand.llm.openai_wire import messages_to_wire, names_of
 from farhand.llm.sse import EventLines
 from farhand.llm.tool_names import ToolNames, normal_schema
 
@@ -103,50 +103,6 @@ def test_arguments_that_are_no_object_are_wrapped_for_the_provider() -> None:
 def test_an_empty_assistant_message_is_not_sent() -> None:
     messages = [Message("user", "a"), Message("assistant"), Message("user", "b")]
     assert [entry["content"] for entry in messages_to_wire(messages, names_of(messages, ()))] == ["a", "b"]
-
-
-@pytest.mark.parametrize(
-    ("entry", "message"),
-    [
-        ({"role": "user", "content": "hi"}, Message("user", "hi")),
-        ({"role": "developer", "content": "be brief"}, Message("system", "be brief")),
-        (
-            {
-                "role": "user",
-                "content": [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "data:x"}}],
-            },
-            Message("user", (Text("a"), Image("data:x"))),
-        ),
-        (
-            {
-                "role": "assistant",
-                "content": None,
-                "tool_calls": [{"id": "1", "type": "function", "function": {"name": "n", "arguments": "{}"}}],
-            },
-            Message("assistant", tool_calls=(ToolUse("1", "n", "{}"),)),
-        ),
-        ({"role": "tool", "tool_call_id": "1", "content": "x"}, Message("tool", "x", tool_call_id="1")),
-    ],
-)
-def test_messages_of_clients(entry: dict[str, Any], message: Message) -> None:
-    assert message_from_wire(entry) == message
-
-
-@pytest.mark.parametrize(
-    ("entry", "reason"),
-    [
-        ("text", "must be an object"),
-        ({"role": "king", "content": "x"}, "not 'king'"),
-        ({"content": "x"}, "role must be one of"),
-        ({"role": "user", "content": 7}, "text or a list of parts"),
-        ({"role": "user", "content": [{"type": "input_audio"}]}, "not 'input_audio'"),
-        ({"role": "tool", "content": "x"}, "tool_call_id"),
-        ({"role": "assistant", "tool_calls": [{"id": "1"}]}, "a tool call must be"),
-    ],
-)
-def test_messages_that_are_none(entry: Any, reason: str) -> None:
-    with pytest.raises(ValueError, match=reason):
-        message_from_wire(entry)
 
 
 @given(st.lists(st.sampled_from([b"data: a", b": c", b"event: x", b"data:\xc3\xa9", b""])), st.data())

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from farhand.protocol.redaction import (
     OWN_PREFIXES,
     KnownSecrets,
+    OffsetRedactor,
     can_be_masked,
     is_secret_name,
     mask_settings,
@@ -116,3 +117,42 @@ def test_many_long_secrets_take_little_time() -> None:
         known.trailing_partial(data)
         known.leading_partial(data)
         known.trailing_partial(data[:40])
+
+
+@pytest.mark.parametrize("secret", ["correct-horse-battery", "fhc_" + "a1-_" * 10 + "xyz"])
+def test_a_stream_by_offsets_is_masked_wherever_it_is_cut(secret: str) -> None:
+    """At most three bytes of a secret are shown before it is known to be one; single keys are not held back."""
+    data = f"say {secret} again".encode()
+    hidden = data.replace(secret.encode(), b"*" * len(secret))
+    begin = data.index(secret.encode())
+    for first in range(len(data)):
+        for second in range(first, len(data)):
+            redactor = OffsetRedactor(KnownSecrets([secret]), 0)
+            shown, at = b"", 0
+            for piece in (data[:first], data[first:second], data[second:]):
+                offset, text = redactor.feed(redactor.next_offset, piece, flush=False)
+                assert offset == at
+                shown += text
+                at += len(text)
+            assert not redactor.holding and len(shown) == len(data)
+            early = next((size for size in (3, 2, 1, 0) if shown[begin:].startswith(secret[:size].encode())), 0)
+            assert shown == hidden[:begin] + secret[:early].encode() + hidden[begin + early :]
+
+
+def test_what_is_held_back_is_shown_on_flush_and_the_rest_is_masked() -> None:
+    secret = "correct-horse-battery"
+    redactor = OffsetRedactor(KnownSecrets([secret]), 0)
+    assert redactor.feed(0, b"cor", flush=False) == (0, b"cor") and not redactor.holding
+    assert redactor.feed(3, b"rect", flush=False) == (3, b"") and redactor.holding
+    assert redactor.feed(7, b"", flush=True) == (3, b"rect") and not redactor.holding
+    assert redactor.feed(7, secret[7:].encode() + b"!", flush=False) == (7, b"*" * len(secret[7:]) + b"!")
+    assert redactor.feed(100, b"after a gap", flush=False) == (100, b"after a gap")
+
+
+def test_what_was_not_asked_for_is_not_shown() -> None:
+    secret = "correct-horse-battery"
+    data = f"0123456789{secret} end".encode()
+    for wanted in range(len(data)):
+        redactor = OffsetRedactor(KnownSecrets([secret]), wanted)
+        offset, text = redactor.feed(redactor.next_offset, data[redactor.next_offset :], flush=True)
+        assert (offset, text) == (wanted, data.replace(secret.encode(), b"*" * len(secret))[wanted:])

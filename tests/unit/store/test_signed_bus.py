@@ -7,9 +7,9 @@ import itertools
 
 import pytest
 
-from farhand.store.bus.local import LocalBus
 from farhand.store.bus.signed import FRESH_SECONDS, REORDERED, SignedBus
 from farhand.store.ports import ReplyUnknown
+from tests.support.local_bus import LocalBus
 
 
 def test_only_messages_of_the_fleet_are_handled() -> None:

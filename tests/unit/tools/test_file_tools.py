@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import inspect
+import json
 import os
 import zlib
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import Raw
 
 from farhand.machine.files.confined_root import ConfinedRoot
 from farhand.machine.files.files import Files
+from farhand.node.limits import ToolLimits
+from farhand.node.tools import node_tools
 from farhand.protocol.errors import Failed, InvalidArgs, NotAllowed, NotFound
+from farhand.sdk.context import CancelToken, ToolContext
 from farhand.tools.node_files import NodeFileTools
 
 
@@ -165,8 +171,11 @@ def test_reading_what_is_not_there_or_not_a_file(tools: NodeFileTools, workspace
 @pytest.mark.parametrize(("name", "number"), [("offset", -1), ("limit", -5)])
 def test_negative_numbers_are_named(tools: NodeFileTools, workspace: Path, name: str, number: int) -> None:
     (workspace / "file").write_text("x")
-    with pytest.raises(InvalidArgs, match=f"'{name}': must be 0 or more, got {number}"):
-        tools.Read(path="file", **{name: number})  # type: ignore[arg-type]
+    tool = node_tools([tools], ToolLimits()).find("Read")
+    assert tool is not None
+    args = Raw(json.dumps({"path": "file", name: number}).encode())
+    with pytest.raises(InvalidArgs, match=f"parameter '{name}': expected .* >= 0"):
+        asyncio.run(tool.run(ToolContext("call", "Read", None, CancelToken()), args))
 
 
 def test_a_log_of_two_gigabytes_is_read_in_pages(tools: NodeFileTools, workspace: Path) -> None:

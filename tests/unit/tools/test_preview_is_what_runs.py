@@ -20,13 +20,13 @@ from farhand.machine.files import steering_files as steering
 from farhand.machine.files.files import Files
 from farhand.machine.jobs.jobs import Jobs
 from farhand.node.limits import ToolLimits
-from farhand.node.previews import PreviewQueries
+from farhand.node.previews import preview_call
 from farhand.node.tools import node_tools
 from farhand.protocol.errors import ToolError
 from farhand.sdk.context import CancelToken, ToolContext
 from farhand.store.objects.folder import FolderObjects
 from farhand.tools.agent_files import AgentFileTools
-from farhand.tools.http_guide import guide_tools
+from farhand.tools.http_guide import GuideTools
 from farhand.tools.node_files import NodeFileTools
 from farhand.tools.node_shell import NodeShellTools
 from farhand.tools.preview import FileEffect, Preview, preview_or_error
@@ -232,12 +232,12 @@ def test_on_a_node(call: tuple[str, dict[str, Any]], old: str) -> None:
     async def check() -> None:
         async with Jobs(world.root / "jobs", eager=False) as jobs:
             shell = NodeShellTools(jobs, world.workspace)
-            tools = node_tools(NodeFileTools(Files(world.workspace)), shell, ToolLimits())
+            tools = node_tools((NodeFileTools(Files(world.workspace)), shell), ToolLimits())
             tool = tools.find(name)
             assert tool is not None
             raw = msgspec.Raw(msgspec.json.encode(arguments))
             question = msgspec.Raw(msgspec.json.encode({"tool": name, "args": arguments}))
-            preview = PreviewQueries(tools, ToolLimits()).preview(question)
+            preview = preview_call(tools, ToolLimits(), question)
             await agree(world.workspace, preview, lambda: tool.run(ToolContext("1", name, None, CancelToken()), raw))
 
     try:
@@ -266,7 +266,7 @@ def test_of_the_direct_door(call: tuple[str, dict[str, Any]], old: str) -> None:
 
     async def check() -> None:
         async with Jobs(world.root / "jobs", eager=False) as jobs:
-            tools = {tool.name: tool for tool in guide_tools(Files(world.workspace, upward=False), jobs)}
+            tools = {tool.name: tool for tool in GuideTools(Files(world.workspace, upward=False), jobs).tools()}
             await agree(world.workspace, *of_tool(tools[name], arguments))
 
     try:

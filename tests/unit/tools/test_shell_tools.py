@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -13,11 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import Raw
 
 from farhand.machine.jobs import process_tree as tree
 from farhand.machine.jobs.jobs import Jobs
+from farhand.node.limits import ToolLimits
+from farhand.node.tools import node_tools
 from farhand.protocol.errors import Cancelled, Failed, InvalidArgs, NotFound
 from farhand.protocol.node_tools import NODE_TOOLS
+from farhand.sdk.context import CancelToken, ToolContext
 from farhand.tools.node_family import node_spec
 from farhand.tools.node_shell import NodeShellTools
 from farhand.tools.schema import Parameters
@@ -74,6 +79,13 @@ def node(tmp_path: Path):
     async def nothing(tools: NodeShellTools, jobs: Jobs) -> None: ...
 
     node.run(nothing, end=True)
+
+
+async def called(tools: NodeShellTools, name: str, arguments: dict[str, Any]) -> Any:
+    """Call a tool as the node does, with its arguments as JSON."""
+    tool = node_tools([tools], ToolLimits()).find(name)
+    assert tool is not None
+    return await tool.run(ToolContext("call", name, None, CancelToken()), Raw(json.dumps(arguments).encode()))
 
 
 async def poll_until_over(tools: NodeShellTools, session: str) -> dict[str, Any]:
@@ -152,7 +164,7 @@ def test_a_timeout_is_a_failed_result_that_says_what_was_ended(node: Node) -> No
         assert answer["timedOut"] is True
         assert answer["output"] == "before\n"
         assert "bash" in [process["name"] for process in answer["ended"]] or len(answer["ended"]) > 1
-        assert tree.carrying(f"FARHAND_JOB={answer['sessionId']}") == []
+        assert tree.marked_with(f"FARHAND_JOB={answer['sessionId']}") == []
         assert (await tools.Bash(command="echo fine", timeout=0))["output"] == "fine\n"
 
     node.run(scenario)
@@ -287,22 +299,22 @@ def test_a_command_that_ends_as_it_is_backgrounded_is_never_lost(node: Node) -> 
     [
         ({"command": ""}, "command must not be empty"),
         ({"command": " \n\t"}, "command must not be empty"),
-        ({"command": 5}, "command must be a string, not 5"),
+        ({"command": 5}, "parameter 'command': expected 'str', got 'int'"),
         ({"command": "echo \0"}, "NUL"),
         ({"command": "true", "timeout": -1}, "timeout must not be negative, but is -1"),
-        ({"command": "true", "timeout": "1"}, "timeout must be a number of milliseconds, not '1'"),
-        ({"command": "true", "timeout": float("nan")}, "timeout must be a number"),
-        ({"command": "true", "timeout": True}, "timeout must be a number"),
-        ({"command": "true", "background": "yes"}, "background must be true or false, not 'yes'"),
+        ({"command": "true", "timeout": "1"}, "parameter 'timeout': expected 'float', got 'str'"),
+        ({"command": "true", "timeout": float("inf")}, "arguments: "),
+        ({"command": "true", "timeout": True}, "parameter 'timeout': expected 'float', got 'bool'"),
+        ({"command": "true", "background": "yes"}, "parameter 'background': expected 'bool', got 'str'"),
         ({"command": "true", "workdir": ""}, "workdir '' is not a path"),
-        ({"command": "true", "workdir": 5}, "workdir must be a string"),
+        ({"command": "true", "workdir": 5}, "parameter 'workdir': expected 'str | null', got 'int'"),
         ({"command": "true", "workdir": "a\0b"}, "is not a path"),
     ],
 )
 def test_bad_arguments_are_named(node: Node, arguments: dict[str, Any], text: str) -> None:
     async def scenario(tools: NodeShellTools, jobs: Jobs) -> None:
         with pytest.raises(InvalidArgs, match=re.escape(text)):
-            await tools.Bash(**arguments)
+            await called(tools, "Bash", arguments)
         assert jobs.listing() == []
 
     node.run(scenario)
@@ -318,7 +330,7 @@ def test_cancelling_ends_the_tree_and_says_what_was_ended(node: Node) -> None:
         call.cancel()
         with pytest.raises(Cancelled, match=r"^cancelled: ended \d processes \(.*bash \d+.*sleep \d+"):
             await call
-        assert tree.carrying(jobs.listing()[0].cookie) == []
+        assert tree.marked_with(jobs.listing()[0].cookie) == []
 
     node.run(scenario)
 
@@ -333,7 +345,7 @@ def test_cancelling_at_any_moment_leaves_nothing(node: Node) -> None:
                 await call
         assert [job for job in jobs.listing() if job.running] == []
         for job in jobs.listing():
-            assert tree.carrying(job.cookie) == []
+            assert tree.marked_with(job.cookie) == []
 
     node.run(scenario)
 
@@ -350,7 +362,7 @@ def test_cancelling_again_and_again_still_ends_the_tree(node: Node) -> None:
         with pytest.raises((Cancelled, asyncio.CancelledError)):
             await call
         assert await jobs.wait(job, 30)
-        assert tree.carrying(job.cookie) == []
+        assert tree.marked_with(job.cookie) == []
 
     node.run(scenario)
 
@@ -365,7 +377,7 @@ def test_a_command_whose_keeper_is_killed_has_an_unknown_outcome(node: Node) -> 
         os.kill(worker, signal.SIGKILL)
         with pytest.raises(Failed, match=r"^outcome unknown: .*ended \d process"):
             await call
-        assert tree.carrying(job.cookie) == []
+        assert tree.marked_with(job.cookie) == []
 
     node.run(scenario)
 
@@ -511,7 +523,7 @@ def test_kill_ends_the_whole_session(node: Node) -> None:
         answer = await tools.Process(action="kill", sessionId=session)
         assert answer["message"].startswith("Kill signal sent")
         assert answer["status"] == "killed"
-        assert tree.carrying(f"FARHAND_JOB={session}") == []
+        assert tree.marked_with(f"FARHAND_JOB={session}") == []
         over = await tools.Process(action="poll", sessionId=session)
         assert (over["running"], over["exitCode"], over["signal"]) == (False, None, "SIGKILL")
         with pytest.raises(Failed, match=f"Session {session} has already exited"):
@@ -566,19 +578,20 @@ def test_writing_to_a_session_that_cannot_take_it_fails(node: Node, action: str)
     ("arguments", "text"),
     [
         ({"action": "dance"}, "Unknown action 'dance': use one of list, poll, log, write, submit, kill"),
-        ({"action": 5}, "action must be a string"),
+        ({"action": 5}, "parameter 'action': expected 'str', got 'int'"),
         ({"action": "log", "offset": -1}, "offset must not be negative, but is -1"),
         ({"action": "log", "limit": -1}, "limit must not be negative, but is -1"),
-        ({"action": "log", "limit": "5"}, "limit must be a whole number, not '5'"),
-        ({"action": "write", "data": 5}, "data must be a string, not 5"),
-        ({"action": "poll", "sessionId": 5}, "sessionId must be a string"),
+        ({"action": "log", "limit": "5"}, "parameter 'limit': expected 'int', got 'str'"),
+        ({"action": "log", "limit": 1.5}, "parameter 'limit': expected 'int', got 'float'"),
+        ({"action": "write", "data": 5}, "parameter 'data': expected 'str', got 'int'"),
+        ({"action": "poll", "sessionId": 5}, "parameter 'sessionId': expected 'str | null', got 'int'"),
     ],
 )
 def test_bad_arguments_of_process_are_named(node: Node, arguments: dict[str, Any], text: str) -> None:
     async def scenario(tools: NodeShellTools, jobs: Jobs) -> None:
         session = (await tools.Bash(command="sleep 1000", background=True))["sessionId"]
         with pytest.raises(InvalidArgs, match=re.escape(text)):
-            await tools.Process(**{"sessionId": session, **arguments})
+            await called(tools, "Process", {"sessionId": session, **arguments})
 
     node.run(scenario, end=True)
 

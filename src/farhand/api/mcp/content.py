@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote, unquote
 
@@ -19,14 +20,12 @@ from farhand.gateway.access.credentials import Scope
 from farhand.gateway.access.principal import Principal
 from farhand.gateway.calls.gate import Gate
 from farhand.gateway.calls.open_call import new_call_id, result_of
-from farhand.gateway.calls.redaction.output import covered
 from farhand.gateway.calls.search import CallSearch
 from farhand.gateway.nodes.output import RemoteCommands
 from farhand.gateway.workspace.skills import Skill, Skills
 from farhand.protocol.calls import ToolCall
 from farhand.protocol.errors import ToolError
 from farhand.protocol.names import MAIN_AGENT, NATIVE
-from farhand.protocol.redaction import KnownSecrets
 from farhand.store.objects.base import content_type_of
 from farhand.store.tables.calls import CallRecord
 
@@ -61,25 +60,16 @@ TEMPLATES: Final = (
 )
 
 
+@dataclass(frozen=True)
 class McpContent:
     """Answers the requests about resources, prompts and completion."""
 
-    def __init__(
-        self,
-        gate: Gate,
-        skills: Skills,
-        calls: CallSearch,
-        commands: RemoteCommands,
-        secrets: KnownSecrets,
-        agents: Callable[[], Sequence[str]],
-    ) -> None:
-        """`agents` returns the ids of the agents."""
-        self._gate = gate
-        self._skills = skills
-        self._calls = calls
-        self._commands = commands
-        self._secrets = secrets
-        self._agents = agents
+    gate: Gate
+    skills: Skills
+    calls: CallSearch
+    commands: RemoteCommands
+    # Returns the ids of the agents.
+    agents: Callable[[], Sequence[str]]
 
     async def answer(self, method: str, message: RpcMessage, principal: Principal, *, modern: bool) -> dict[str, Any]:
         """Return the result of a request. Raises RpcError."""
@@ -108,11 +98,7 @@ class McpContent:
             return []
         names: list[str] = found.get("files", [])
         return [
-            {
-                "uri": f"{SCHEME}workspace/{MAIN_AGENT}/{quote(name)}",
-                "name": name,
-                "mimeType": content_type_of(name),
-            }
+            {"uri": f"{SCHEME}workspace/{MAIN_AGENT}/{quote(name)}", "name": name, "mimeType": content_type_of(name)}
             for name in names
         ]
 
@@ -143,7 +129,7 @@ class McpContent:
 
     async def _read_call(self, uri: str, rest: str, principal: Principal) -> dict[str, Any]:
         call_id, _, part = rest.partition("/")
-        record = await self._gate.find(unquote(call_id))
+        record = await self.gate.find(unquote(call_id))
         if record is None or part not in ("", "output") or not _may_see(record, principal):
             raise RpcError(RESOURCE_NOT_FOUND, f"there is no resource {uri[:200]!r}", {"uri": uri})
         if part == "":
@@ -151,9 +137,7 @@ class McpContent:
             return {"uri": uri, "mimeType": "application/json", "text": text}
         data = b""
         of = {"call_id": record.id}
-        pages = covered(
-            lambda at: self._commands.output(record.node_id or NATIVE, of, at, wait=False), 0, self._secrets
-        )
+        pages = self.commands.output(record.node_id or NATIVE, of, 0, wait=False)
         try:
             async for page in pages:
                 data += page.data
@@ -172,7 +156,7 @@ class McpContent:
     async def _prompts(self, principal: Principal) -> list[Skill]:
         if principal.narrowed or not principal.may(Scope.TOOLS_READ):
             return []
-        return [skill for skill in await self._skills.all(MAIN_AGENT) if skill.eligible]
+        return [skill for skill in await self.skills.all(MAIN_AGENT) if skill.eligible]
 
     async def _get_prompt(self, message: RpcMessage, principal: Principal) -> dict[str, Any]:
         name, arguments = _text(message, "name"), message.value("arguments")
@@ -208,7 +192,7 @@ class McpContent:
 
     async def _values(self, uri: str, name: str, value: str, message: RpcMessage, principal: Principal) -> list[str]:
         if name == "agent" and "workspace" in uri:
-            found = list(self._agents())
+            found = list(self.agents())
         elif name == "path" and "workspace" in uri:
             context = message.value("context")
             given = context.get("arguments") if isinstance(context, dict) else None
@@ -222,7 +206,7 @@ class McpContent:
                 return []
             found = [*listed.get("files", []), *listed.get("directories", [])]
         elif name == "id" and "calls" in uri:
-            records = await self._calls.search({"credential": principal.actor.id}, MAX_VALUES, bodies=False)
+            records = await self.calls.search({"credential": principal.actor.id}, MAX_VALUES, bodies=False)
             found = [record.id for record in records]
         else:
             return []
@@ -231,8 +215,8 @@ class McpContent:
     async def _call(self, tool: str, args: dict[str, Any], principal: Principal, agent: str) -> dict[str, Any]:
         """Return the result of a gateway tool. Raises ToolError."""
         call = ToolCall(new_call_id(), tool, msgspec.Raw(msgspec.json.encode(args)), agent_id=agent)
-        opened = await self._gate.begin(call, principal=principal, origins=ORIGIN)
-        result = result_of(await self._gate.wait(opened))
+        opened = await self.gate.begin(call, principal=principal, origins=ORIGIN)
+        result = result_of(await self.gate.wait(opened))
         if result.error is not None:
             raise ToolError.of(result.error.kind, result.error.message)
         value: dict[str, Any] = msgspec.json.decode(result.result)

@@ -21,9 +21,9 @@ from farhand.api.mcp import messages as rpc
 from farhand.api.mcp import tasks
 from farhand.api.mcp.approval_forms import ApprovalForms
 from farhand.api.mcp.content import McpContent
-from farhand.api.mcp.exchange import PROGRESS_SECONDS, QUESTION, Exchange, place_of, read_place, rendered
 from farhand.api.mcp.messages import Id, RpcError, RpcMessage
 from farhand.api.mcp.sessions import MOST_STREAMS, Listener, McpSessions, ServedCall, Session, SessionNotice
+from farhand.api.mcp.streamed_answer import PROGRESS_SECONDS, QUESTION, StreamedAnswer, place_of, read_place, rendered
 from farhand.api.mcp.tools import Names, tools
 from farhand.api.server.http import Problem, Reply, Request
 from farhand.api.server.large_bodies import beside_loop, result_bytes
@@ -38,7 +38,6 @@ from farhand.gateway.nodes.machines_tool import NODE_LIST
 from farhand.gateway.nodes.output import RemoteCommands
 from farhand.gateway.nodes.registry import NodeRegistry
 from farhand.protocol.calls import ToolCall
-from farhand.protocol.redaction import KnownSecrets
 from farhand.store.tables.calls import CallRecord
 from farhand.store.tables.waiting_calls import Approval
 
@@ -75,7 +74,6 @@ class McpRoutes:
         catalog: Catalog,
         gate: Gate,
         commands: RemoteCommands,
-        secrets: KnownSecrets,
         tasks: tasks.Tasks,
         forms: ApprovalForms,
         content: McpContent,
@@ -90,7 +88,6 @@ class McpRoutes:
         self._catalog = catalog
         self._gate = gate
         self._commands = commands
-        self._secrets = secrets
         self._ending = ending
         self._names = Names(node_registry, catalog)
         self._sessions = McpSessions(gateway_id, tell)
@@ -250,10 +247,9 @@ class McpRoutes:
             return await self._task(request, begun, request_id, ttl, modern=modern)
         if modern and begun.held and rpc.elicits(message):
             return await self._ask(request, begun, request_id)
-        exchange = Exchange(
+        streamed = StreamedAnswer(
             self._gate,
             self._commands,
-            self._secrets,
             begun,
             request_id,
             message.progress_token,
@@ -266,10 +262,10 @@ class McpRoutes:
         if session is not None:
             session.calls[request_id] = asked
         ended = begun.ended()
-        ended.add_done_callback(exchange.over)
+        ended.add_done_callback(streamed.over)
         # Clients without a session cancel by disconnecting; others cancel explicitly and may return for the answer.
         watch = ClientWatch(request, lambda: self._gate.abandon(begun)) if session is None else None
-        patience = PROGRESS_SECONDS if exchange.reports else SOON_SECONDS
+        patience = PROGRESS_SECONDS if streamed.reports else SOON_SECONDS
         try:
             await asyncio.wait({ended}, timeout=patience if _accepts(request, SSE) else None)
         except asyncio.CancelledError:
@@ -286,7 +282,7 @@ class McpRoutes:
             render = partial(rendered, record, request_id, modern=session is None)
             return Reply(await beside_loop(result_bytes(record), render))
         version = request.header(b"mcp-protocol-version") or rpc.ASSUMED_VERSION
-        return self._stream(request, exchange.pieces(version))
+        return self._stream(request, streamed.pieces(version))
 
     async def _task(self, request: Request, begun: OpenCall, request_id: Id, ttl: int, *, modern: bool) -> Reply:
         """Answer a call that may become a task. Since 2026-07-28, one that ends soon is answered as such."""
@@ -340,10 +336,7 @@ class McpRoutes:
         return await self._once_ended(request, ending, lambda ended: rendered(ended, request_id, modern=True))
 
     async def _once_ended(
-        self,
-        request: Request,
-        ending: asyncio.Future[CallRecord | None],
-        render: Callable[[CallRecord], bytes],
+        self, request: Request, ending: asyncio.Future[CallRecord | None], render: Callable[[CallRecord], bytes]
     ) -> Reply:
         """Answer with the end of a call: as JSON if that is soon, else as a stream."""
         await asyncio.wait({ending}, timeout=SOON_SECONDS if _accepts(request, SSE) else None)
@@ -367,17 +360,9 @@ class McpRoutes:
     @route(
         "GET /mcp",
         SCOPES,
-        "News for an MCP session as server-sent events, or the rest of a stream that was lost.",
+        "Messages for an MCP session as server-sent events, or the rest of an interrupted stream.",
         media=(EVENTS,),
-        also={
-            **{
-                202: "A notification was taken.",
-                400: "No message, or one that contradicts itself: a JSON-RPC error.",
-                404: "No such session, or method.",
-                406: "The client does not take what would be answered.",
-            },
-            405: "Clients without sessions listen by `subscriptions/listen`.",
-        },
+        also={**RPC_ERRORS, 405: "Clients without sessions listen by `subscriptions/listen`."},
         errors=(503,),
         narrow=True,
     )
@@ -400,7 +385,7 @@ class McpRoutes:
     async def _rest(self, request: Request, call_id: str, request_id: Id) -> AsyncGenerator[bytes, None]:
         record = await self._gate.find(call_id)
         if record is None or record.credential != request.credential.id:
-            raise RpcError(rpc.INVALID_REQUEST, "there is nothing to take up again at this Last-Event-ID", status=404)
+            raise RpcError(rpc.INVALID_REQUEST, "no stream can be resumed from this Last-Event-ID", status=404)
 
         async def pieces() -> AsyncGenerator[bytes, None]:
             ended = await self._gate.end_of(call_id)

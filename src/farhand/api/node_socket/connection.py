@@ -15,8 +15,8 @@ from typing import Any
 import picows
 
 from farhand.api.node_socket.bounded_reads import BoundedReads
-from farhand.api.node_socket.door import NodeServices
 from farhand.api.node_socket.message_queue import MessageQueue
+from farhand.api.node_socket.services import NodeServices
 from farhand.gateway.access.credentials import NodeGrant
 from farhand.gateway.nodes.keys import proves
 from farhand.gateway.nodes.registry import Connection, HelloRefused
@@ -83,6 +83,7 @@ class NodeConversation(picows.WSListener):
         self._failed = failed
         self._challenge: GatewayChallenge | None = None
         self._connection: Connection | None = None
+        self._longest_message = MAX_HELLO_BYTES
         self._gathered = bytearray()
         self._text = True
         self._heard_at = time.monotonic()
@@ -102,6 +103,7 @@ class NodeConversation(picows.WSListener):
         self._reads: BoundedReads | None = None
         self._messages = MessageQueue(self._on_message)
         self._socket: picows.WSTransport | None = None
+        self._loop = asyncio.get_running_loop()
 
     # -- for the node registry -------------------------------------------------------------------------------
 
@@ -110,7 +112,7 @@ class NodeConversation(picows.WSListener):
             return
         # One write for all frames of a loop iteration: each write wakes the node.
         if not self._outgoing:
-            asyncio.get_running_loop().call_soon(self._flush)
+            self._loop.call_soon(self._flush)
         self._outgoing.append(frame)
 
     def _flush(self) -> None:
@@ -249,12 +251,6 @@ class NodeConversation(picows.WSListener):
                 self._gathered = bytearray()
                 self._on_text(message)
 
-    @property
-    def _longest_message(self) -> int:
-        if self._connection is None:
-            return MAX_HELLO_BYTES
-        return MAX_PLAIN_FRAME_BYTES if self._connection.plain else MAX_FRAME_BYTES
-
     def _refuse_length(self) -> None:
         self._gathered = bytearray()
         what = "a hello" if self._connection is None else "a message"
@@ -359,11 +355,9 @@ class NodeConversation(picows.WSListener):
                     raise HelloRefused(CLOSE_UNAUTHORIZED, "this node's token was revoked, or is too old")
                 if self._services.relay is not None and self._services.gate.closing:
                     raise HelloRefused(CLOSE_RESTART, "the gateway stops; connect to another one")
+                named = self._services.credentials.named_nodes
                 card = self._services.node_registry.examine(
-                    hello,
-                    self._grant.node_id,
-                    own_credential=self._grant.token_id is not None,
-                    named=self._services.credentials.named_nodes,
+                    hello, self._grant.node_id, own_credential=self._grant.token_id is not None, named=named
                 )
                 if self._grant.anonymous and self._services.credentials.has_own_token(card.node_id):
                     reason = f"node {card.node_id!r} has a token of its own, which the shared one does not replace"
@@ -371,8 +365,13 @@ class NodeConversation(picows.WSListener):
                 if self._grant.anonymous and self._services.credentials.was_revoked(card.node_id):
                     reason = f"the token of node {card.node_id!r} was revoked; `farhand token create --node` makes one"
                     raise HelloRefused(CLOSE_UNAUTHORIZED, reason)
+                if card.node_id in named:
+                    # Paths of transfers on this node, which the owner chose, are not taken for another one's.
+                    reason = f"node id {card.node_id!r} and a colon begin this id; use another one"
+                    self._services.inventory.dismiss(self._services.node_registry.below(card.node_id, named), reason)
                 self.send(encode(self._services.inventory.welcome(hello)))
                 self._connection = self._services.inventory.join(card, hello, self, self._grant.token_id)
+                self._longest_message = MAX_PLAIN_FRAME_BYTES if self._connection.plain else MAX_FRAME_BYTES
                 self._watch()
         except HelloRefused as refused:
             log.warning("a node was refused: %s", refused)

@@ -20,8 +20,8 @@ import picows
 from picows.picows import WSProtocol  # type: ignore[attr-defined]
 
 from farhand.api.node_socket.connection import NodeConversation
-from farhand.api.node_socket.door import NodeServices
 from farhand.api.node_socket.login import INVALID_TOKEN, node_grant
+from farhand.api.node_socket.services import NodeServices
 from farhand.api.server.guard import FILES_SOCKET
 from farhand.api.server.http import Problem, Scope
 from farhand.gateway.access.credentials import NodeGrant
@@ -58,12 +58,12 @@ class OtherSocket(Protocol):
     def open(self, scope: Scope, ended: Callable[[], None]) -> tuple[Any, str | None]:
         """Return a picows listener with `close`, and the subprotocol to answer with. Raises Problem.
 
-        `ended` is to be called when the connection is over.
+        `ended` is to be called when the connection has ended.
         """
         ...
 
 
-class NodeDoor:
+class NodeSockets:
     """The protocol factory that uvicorn calls for each WebSocket upgrade."""
 
     def __init__(self, services: NodeServices, guard: Admission, others: Mapping[str, OtherSocket]) -> None:
@@ -80,7 +80,7 @@ class NodeDoor:
     def open(self, scope: Scope, ended: Callable[[], None]) -> tuple[NodeConversation, str | None]:
         """Return the conversation with a node that may connect, and the subprotocol to answer with. Raises Problem.
 
-        `ended` is called when the connection is over.
+        `ended` is called when the connection has ended.
         """
         self._guard.admit_node(scope)
         grant, subprotocol = node_grant(self._services.credentials, scope["headers"], scope["query_string"])
@@ -105,7 +105,7 @@ class NodeDoor:
         wanted = self._services.transfers.redeem(ticket, _address(scope))
         # Not counted as a wrong token: tickets of ended attempts may arrive late, and cannot be guessed.
         if wanted is None:
-            raise Problem(401, "unauthorized", "this ticket admits nobody, or was used")
+            raise Problem(401, "unauthorized", "this ticket is not valid, or was used")
         return wanted
 
     def _asked_to_prove(self, grant: NodeGrant, scope: Scope, ended: Callable[[], None]) -> NodeConversation:
@@ -124,8 +124,8 @@ class NodeDoor:
 class _Handover(asyncio.Protocol):
     """A temporary protocol while the connection passes from uvicorn to picows."""
 
-    def __init__(self, door: NodeDoor, connections: set[Any]) -> None:
-        self._door = door
+    def __init__(self, sockets: NodeSockets, connections: set[Any]) -> None:
+        self._sockets = sockets
         self._connections = connections
         self._conversation: OpenSocket | None = None
         # Takes the raw connection once the upgrade was answered.
@@ -206,10 +206,10 @@ class _Handover(asyncio.Protocol):
         scope = _scope(request, self._transport)
         try:
             if scope["path"] == FILES_SOCKET:
-                self._wanted = self._door.redeem(scope)
+                self._wanted = self._sockets.redeem(scope)
                 answer = picows.WSUpgradeResponse.create_101_response(None)
                 return picows.WSUpgradeResponseWithListener(answer, picows.WSListener())
-            socket = self._door.other(scope["path"]) or self._door
+            socket = self._sockets.other(scope["path"]) or self._sockets
             conversation, subprotocol = socket.open(scope, lambda: self._connections.discard(self))
         except Problem as problem:
             # The refusal in the plug-in guide is plain text, so all are.

@@ -1,7 +1,7 @@
 """The owner's side of OAuth: the consent page, what it shows and decides, and the clients that have access.
 
-`/oauth/authorize` is a static page that knows nothing. It asks `/v1/oauth/consent` as the signed-in owner, whose
-cookie alone would not do, so a request from elsewhere can neither learn nor decide anything.
+`/oauth/authorize` is a static page without data. It asks `/v1/oauth/consent` as the signed-in owner; the cookie alone
+is not enough, so a request from another site can neither read nor decide anything.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl, urlsplit
 import msgspec
 
 from farhand.api.oauth.endpoints import base_of
-from farhand.api.server.http import Problem, Reply, Request
+from farhand.api.server.http import Problem, Reply, Request, copied, invalid
 from farhand.api.server.public_url import PublicUrl
 from farhand.api.server.router import Query, Route, route
 from farhand.gateway.access.credentials import Scope
@@ -148,20 +148,19 @@ class ConsentRoutes:
         known = {machine.id for machine in self._machines()}
         for name in wanted.nodes or ():
             if name not in known:
-                raise Problem(400, "invalid_request", f"there is no machine {name[:100]!r}; `farhand nodes` lists them")
+                raise invalid(f"there is no machine {name[:100]!r}; `farhand nodes` lists them")
         try:
-            return _redirect(
-                await self._oauth.allow(
-                    asked,
-                    request.credential,
-                    scope=wanted.scope or asked.scope,
-                    nodes=wanted.nodes,
-                    tools=wanted.tools,
-                    expires_seconds=wanted.expires_seconds,
-                )
+            redirect = await self._oauth.allow(
+                asked,
+                request.credential,
+                scope=wanted.scope or asked.scope,
+                nodes=wanted.nodes,
+                tools=wanted.tools,
+                expires_seconds=wanted.expires_seconds,
             )
         except OAuthError as error:
             raise Problem(error.status, error.code, str(error)) from None
+        return _redirect(redirect)
 
     @route("GET /v1/oauth/clients", Scope.ADMIN, "OAuth clients that have access.")
     async def clients(self, _request: Request) -> ClientList:
@@ -181,15 +180,15 @@ class ConsentRoutes:
     async def _asked(self, request: Request, query: str) -> CheckedAuthorization:
         """Return the checked request of a client. Raises Problem, RefusedRequest."""
         if len(query) > MAX_QUERY:
-            raise Problem(400, "invalid_request", f"the request has at most {MAX_QUERY} characters")
+            raise invalid(f"the request has at most {MAX_QUERY} characters")
         try:
             pairs = parse_qsl(query, keep_blank_values=True, max_num_fields=50)
         except ValueError:
-            raise Problem(400, "invalid_request", "the request has at most 50 parameters") from None
+            raise invalid("the request has at most 50 parameters") from None
         names = AuthorizationRequest.__struct_fields__
         fields = [(name, value) for name, value in pairs if name in names]
         if len({name for name, _ in fields}) < len(fields):
-            raise Problem(400, "invalid_request", "a parameter is given twice")
+            raise invalid("a parameter is given twice")
         try:
             return await self._oauth.check(
                 AuthorizationRequest(**dict(fields)), f"{base_of(request, self._public_url)}/mcp"
@@ -237,24 +236,17 @@ def _redirect(address: str) -> Reply:
 
 
 def _client(given: GivenAccess) -> ClientView:
-    client = given.client
-    return ClientView(
-        client.id,
-        client.client_id,
-        client.name,
-        msgspec.json.decode(client.redirect_uris, type=list[str]),
-        client.created_at,
-        [
-            GrantView(
-                token.id,
-                token.scopes.split(),
-                token.nodes.split(),
-                token.tools.split(),
-                grant.created_at,
-                token.expires_at,
-                token.last_used_at,
-                token.made_by,
-            )
-            for grant, token in given.grants
-        ],
-    )
+    grants = [
+        copied(
+            GrantView,
+            token,
+            token_id=token.id,
+            scopes=token.scopes.split(),
+            nodes=token.nodes.split(),
+            tools=token.tools.split(),
+            created_at=grant.created_at,
+        )
+        for grant, token in given.grants
+    ]
+    uris = msgspec.json.decode(given.client.redirect_uris, type=list[str])
+    return copied(ClientView, given.client, redirect_uris=uris, grants=grants)

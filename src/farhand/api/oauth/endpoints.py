@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+from functools import partial
 from typing import Any, Final
 from urllib.parse import parse_qsl, unquote_plus
 
@@ -18,6 +19,7 @@ from farhand.gateway.access.oauth_clients import ClientMetadata, OAuthError
 MAX_FORM_BYTES: Final = 16 * 1024
 MAX_FIELDS: Final = 20
 REFUSED: Final = {400: "An error of RFC 6749.", 401: "The client is not known, or its secret is wrong."}
+form_route = partial(route, takes=FORM, media=(JSON,), also=REFUSED, guessable=True)
 
 
 class EndpointRoutes:
@@ -81,22 +83,14 @@ class EndpointRoutes:
         }
         return json_reply(answer, 201, bare=True)
 
-    @route("POST /oauth/token", None, "Get access tokens.", takes=FORM, media=(JSON,), also=REFUSED, guessable=True)
+    @form_route("POST /oauth/token", None, "Get access tokens.")
     async def token(self, request: Request) -> Reply:
         try:
             return json_reply(await self._oauth.exchange(await _form(request), _basic(request)), bare=True)
         except OAuthError as error:
             return _refusal(error)
 
-    @route(
-        "POST /oauth/revoke",
-        None,
-        "Give access up (RFC 7009).",
-        takes=FORM,
-        media=(JSON,),
-        also=REFUSED,
-        guessable=True,
-    )
+    @form_route("POST /oauth/revoke", None, "Give access up (RFC 7009).")
     async def revoke(self, request: Request) -> Reply:
         try:
             await self._oauth.revoke(await _form(request), _basic(request))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import uuid
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from functools import partial
 from typing import Any, Final
 
 from farhand.agent.transcript import unanswered
 from farhand.api.openai.request import PRODUCT, ChatRequest, conversation, options, refuse_strangers
 from farhand.api.routes.agent.sessions import problems
 from farhand.api.server.http import Problem, Request
+from farhand.api.server.router import EVENTS, JSON, route
 from farhand.api.server.streams import ClientWatch
 from farhand.gateway.sessions import keys as session_keys
 from farhand.gateway.sessions.agents import Agents
@@ -22,6 +25,10 @@ from farhand.store.tables.sessions import RunState
 NOT_CONFIGURED: Final = "not_configured"
 STARTED_OVER: Final = "\n\n[the connection to the model was lost; it starts over]\n\n"
 HUNG_UP: Final = "the client hung up"
+# A route that starts a run.
+run_route = partial(
+    route, media=(JSON, EVENTS), errors=(404, 409, 423, 502, 503, 504), idempotent=True, openai=True, content=True
+)
 
 
 class AgentRuns:
@@ -66,16 +73,33 @@ class AgentRuns:
 
     async def outcome(self, request: Request, run: Run) -> RunOutcome:
         """Wait for the end of a run; stop it if the client disconnects, as with any model. Raises Problem."""
-        watch = ClientWatch(request, lambda: self.hung_up(run))
+        watch = ClientWatch(request, lambda: self._hung_up(run))
         try:
             with problems():
                 outcome = await run.reply()
         finally:
             watch.stop()
-        _refuse_failure(outcome)
+        if (
+            outcome.error is not None and outcome.error.kind != NOT_CONFIGURED
+        ):  # without a model, its text is the answer
+            status = {RunState.STOPPED: 409, RunState.TIMEOUT: 504}.get(outcome.state, 502)
+            status = 423 if outcome.error.kind == FROZEN else status
+            raise Problem(status, outcome.error.kind, outcome.error.message)
         return outcome
 
-    def hung_up(self, run: Run) -> None:
+    async def streamed(
+        self, run: Run, pieces: AsyncGenerator[bytes, None], *, stops: bool = True
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield the pieces of an answer; `stops`: the run ends if the client disconnects."""
+        try:
+            async with contextlib.aclosing(pieces):
+                async for piece in pieces:
+                    yield piece
+        finally:
+            if stops:
+                self._hung_up(run)
+
+    def _hung_up(self, run: Run) -> None:
         """Stop a run whose client has disconnected."""
         if not run.over:
             self._sessions.ask_to_stop(run, RunState.STOPPED, HUNG_UP)
@@ -103,11 +127,3 @@ def model_view(name: str) -> dict[str, Any]:
 def no_model(name: str) -> Problem:
     reason = f"there is no model {name[:100]!r} here; `farhand` and `farhand/<agent>` are agents"
     return Problem(404, "model_not_found", reason, param="model")
-
-
-def _refuse_failure(outcome: RunOutcome) -> None:
-    """Raise Problem for a failed run, except if no model is configured: then its text is the answer."""
-    if outcome.error is not None and outcome.error.kind != NOT_CONFIGURED:
-        status = {RunState.STOPPED: 409, RunState.TIMEOUT: 504}.get(outcome.state, 502)
-        status = 423 if outcome.error.kind == FROZEN else status
-        raise Problem(status, outcome.error.kind, outcome.error.message)

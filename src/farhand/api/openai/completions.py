@@ -18,10 +18,10 @@ from typing import Any
 import msgspec
 
 from farhand.agent.events import Completed, StepRetrying, StepText, ToolCalled
-from farhand.api.openai.agent_runs import NOT_CONFIGURED, STARTED_OVER, AgentRuns, model_view, no_model
+from farhand.api.openai.agent_runs import NOT_CONFIGURED, STARTED_OVER, AgentRuns, model_view, no_model, run_route
 from farhand.api.openai.request import PRODUCT, ChatRequest
 from farhand.api.server.http import Reply, Request
-from farhand.api.server.router import EVENTS, JSON, route
+from farhand.api.server.router import route
 from farhand.api.server.streams import EVENT_STREAM, until_gone, with_pulse
 from farhand.gateway.access.credentials import Scope
 from farhand.gateway.sessions.runs import Run, RunEvent, RunOutcome
@@ -46,16 +46,7 @@ class ChatRoutes:
             raise no_model(name)
         return model_view(name)
 
-    @route(
-        "POST /v1/chat/completions",
-        Scope.CHAT,
-        "Chat completions in the shape of OpenAI; an agent answers.",
-        media=(JSON, EVENTS),
-        errors=(404, 409, 423, 502, 503, 504),
-        idempotent=True,
-        openai=True,
-        content=True,
-    )
+    @run_route("POST /v1/chat/completions", Scope.CHAT, "Chat completions in the shape of OpenAI; an agent answers.")
     async def complete(self, request: Request, wanted: ChatRequest) -> Any:
         run = await self._runs.send(request, wanted, request.header(b"x-session-key") or wanted.user)
         request.id = run.id
@@ -64,17 +55,8 @@ class ChatRoutes:
             return _completion(run, outcome, wanted.model)
         include = wanted.stream_options is not None and wanted.stream_options.include_usage
         chunks = _Chunks(run, wanted.model, include_usage=include)
-        pieces = until_gone(request, with_pulse(self._stream(run, chunks)), self._ending)
+        pieces = until_gone(request, with_pulse(self._runs.streamed(run, chunks.pieces())), self._ending)
         return Reply(content_type=EVENT_STREAM, pieces=pieces)
-
-    async def _stream(self, run: Run, chunks: _Chunks) -> AsyncGenerator[bytes, None]:
-        try:
-            yield chunks.first()
-            async with contextlib.aclosing(chunks.pieces()) as pieces:
-                async for piece in pieces:
-                    yield piece
-        finally:
-            self._runs.hung_up(run)
 
 
 class _Chunks:
@@ -94,10 +76,8 @@ class _Chunks:
         # Whether the current step has emitted text.
         self._said = False
 
-    def first(self) -> bytes:
-        return self._chunk({"role": "assistant", "content": ""})
-
     async def pieces(self) -> AsyncGenerator[bytes, None]:
+        yield self._chunk({"role": "assistant", "content": ""})
         sent = False
         async with contextlib.aclosing(self._run.follow()) as events:
             async for event in events:

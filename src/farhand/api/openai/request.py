@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal, get_args
 import msgspec
 from msgspec import Meta
 
-from farhand.api.server.http import Problem
+from farhand.api.server.http import Problem, invalid
 from farhand.gateway.sessions.runs import RunOptions
 from farhand.llm.messages import Block, Image, Message, Text, ToolUse
 from farhand.llm.model import Thinking
@@ -134,26 +134,17 @@ def options(wanted: ChatRequest, said: Conversation, *, kept: bool) -> RunOption
     tools = [] if wanted.tool_choice == "none" else [_tool(one) for one in wanted.tools or ()]
     names = {tool.name for tool in tools}
     if len(tools) > MOST_TOOLS:
-        raise Problem(
-            400,
-            "invalid_request",
-            f"a request has at most {MOST_TOOLS} tools, this one has {len(tools)}",
-            param="tools",
-        )
+        raise invalid(f"a request has at most {MOST_TOOLS} tools, this one has {len(tools)}", param="tools")
     if len(names) < len(tools):
-        raise Problem(400, "invalid_request", "two of the tools have the same name", param="tools")
+        raise invalid("two of the tools have the same name", param="tools")
     parameters = {name: value for name in _PASSED_ON if (value := getattr(wanted, name)) is not None}
     forced = wanted.tool_choice not in (None, "none", "auto")
     if forced:
         if not tools:
-            raise Problem(
-                400, "invalid_request", "tool_choice demands a call, but the request has no tools", param="tool_choice"
-            )
+            raise invalid("tool_choice demands a call, but the request has no tools", param="tool_choice")
         if isinstance(wanted.tool_choice, NamedTool) and wanted.tool_choice.function.name not in names:
             name = wanted.tool_choice.function.name[:100]
-            raise Problem(
-                400, "invalid_request", f"tool_choice names {name!r}, which is not among the tools", param="tool_choice"
-            )
+            raise invalid(f"tool_choice names {name!r}, which is not among the tools", param="tool_choice")
         parameters["tool_choice"] = msgspec.to_builtins(wanted.tool_choice)
     about_calls = said.answers or (not kept and any(message.tool_calls for message in said.before))
     return RunOptions(
@@ -178,9 +169,7 @@ def conversation(wanted: ChatRequest) -> Conversation:
     users = [message for message in new if message.role == "user"]
     answers = tuple(message for message in new if message.role == "tool")
     if not new or (not users and not answers):
-        raise Problem(
-            400, "invalid_request", "the last message must be of role `user`, or the result of a tool", param="messages"
-        )
+        raise invalid("the last message must be of role `user`, or the result of a tool", param="messages")
     return Conversation(tuple(said[:start]), answers, _joined(users), instructions)
 
 
@@ -189,9 +178,7 @@ def refuse_strangers(answers: Sequence[Message], waiting: Sequence[ToolUse]) -> 
     for answer in answers:
         if not any(use.id == answer.tool_call_id for use in waiting):
             identity = (answer.tool_call_id or "")[:100]
-            raise Problem(
-                400,
-                "invalid_request",
+            raise invalid(
                 f"no call {identity!r} waits for a result; the result of a tool follows the message with the call",
                 param="messages",
             )
@@ -220,11 +207,8 @@ def _tool(tool: ChatTool) -> ToolSpec:
         raise Problem(400, "unsupported", f"tools must be of type `function`, not {tool.type[:50]!r}", param="tools")
     function = tool.function
     if not _NAME.fullmatch(function.name):
-        raise Problem(
-            400,
-            "invalid_request",
-            f"a tool's name has 1 to 64 of a-z, A-Z, 0-9, _ and -, not {function.name[:100]!r}",
-            param="tools",
+        raise invalid(
+            f"a tool's name has 1 to 64 of a-z, A-Z, 0-9, _ and -, not {function.name[:100]!r}", param="tools"
         )
     return ToolSpec(function.name, function.description or "", function.parameters or {})
 
@@ -236,12 +220,7 @@ def _thinking(effort: str | None) -> Thinking | None:
     known: Thinking | None = next((level for level in get_args(Thinking) if level == meant), None)
     if known is None:
         levels = ", ".join(get_args(Thinking))
-        raise Problem(
-            400,
-            "invalid_request",
-            f"reasoning_effort must be one of {levels}, not {effort[:50]!r}",
-            param="reasoning_effort",
-        )
+        raise invalid(f"reasoning_effort must be one of {levels}, not {effort[:50]!r}", param="reasoning_effort")
     return known
 
 
@@ -255,9 +234,7 @@ def _message(message: CompletionMessage) -> Message:
     """Convert a message. Raises Problem for unsupported parts."""
     if message.role == "tool":
         if not message.tool_call_id:
-            raise Problem(
-                400, "invalid_request", "a message of role `tool` needs the `tool_call_id` it answers", param="messages"
-            )
+            raise invalid("a message of role `tool` needs the `tool_call_id` it answers", param="messages")
         return Message("tool", _content(message), tool_call_id=message.tool_call_id)
     if message.role == "assistant":
         uses = tuple(ToolUse(one.id, one.function.name, one.function.arguments) for one in message.tool_calls or ())
@@ -274,12 +251,7 @@ def _content(message: CompletionMessage) -> str | tuple[Block, ...]:
             blocks.append(Text(part.text))
         elif part.type == "image_url" and part.image_url is not None:
             if not part.image_url.url.startswith(("data:image/", "https://", "http://")):
-                raise Problem(
-                    400,
-                    "invalid_request",
-                    "an image's url must begin with data:image/, https:// or http://",
-                    param="messages",
-                )
+                raise invalid("an image's url must begin with data:image/, https:// or http://", param="messages")
             blocks.append(Image(part.image_url.url, part.image_url.detail))
         elif part.type != "refusal":
             raise Problem(

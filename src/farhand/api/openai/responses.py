@@ -8,18 +8,16 @@ credential that made it alone.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncGenerator
 from typing import Any, Final
 
 import msgspec
 
-from farhand.api.openai.agent_runs import AgentRuns
+from farhand.api.openai.agent_runs import AgentRuns, run_route
 from farhand.api.openai.response_objects import Facts, ResponseStream, output_of, response_object
 from farhand.api.openai.responses_request import ResponsesRequest, as_chat, renamed_parameters
 from farhand.api.routes.agent.sessions import problems
-from farhand.api.server.http import Problem, Reply, Request
-from farhand.api.server.router import EVENTS, JSON, Query, route
+from farhand.api.server.http import Problem, Reply, Request, invalid
+from farhand.api.server.router import Query, route
 from farhand.api.server.streams import EVENT_STREAM, until_gone, with_pulse
 from farhand.gateway.access.credentials import Scope
 from farhand.gateway.sessions.responses import Responses
@@ -39,16 +37,7 @@ class ResponseRoutes:
         self._sessions = sessions
         self._ending = ending
 
-    @route(
-        "POST /v1/responses",
-        Scope.CHAT,
-        "A response in the shape of OpenAI; an agent answers.",
-        media=(JSON, EVENTS),
-        errors=(404, 409, 423, 502, 503, 504),
-        idempotent=True,
-        openai=True,
-        content=True,
-    )
+    @run_route("POST /v1/responses", Scope.CHAT, "A response in the shape of OpenAI; an agent answers.")
     async def create(self, request: Request, wanted: ResponsesRequest) -> Any:
         with renamed_parameters():
             run = await self._runs.send(
@@ -59,9 +48,9 @@ class ResponseRoutes:
         if wanted.stored:
             await self._responses.add(run, request.credential, msgspec.json.encode(facts))
         if wanted.stream:
-            pieces = until_gone(
-                request, with_pulse(self._stream(run, facts, stops=not wanted.background)), self._ending
-            )
+            events = ResponseStream(run, facts).pieces()
+            streamed = self._runs.streamed(run, events, stops=not wanted.background)
+            pieces = until_gone(request, with_pulse(streamed), self._ending)
             return Reply(content_type=EVENT_STREAM, pieces=pieces)
         if wanted.background:
             return response_object(run, facts, [], None)
@@ -108,7 +97,7 @@ class ResponseRoutes:
         named = request.header(b"x-session-key")
         if named and wanted.previous_response_id:
             reason = "a request continues the session in X-Session-Key or the response before it, not both"
-            raise Problem(400, "invalid_request", reason, param="previous_response_id")
+            raise invalid(reason, param="previous_response_id")
         return named
 
     async def _earlier(self, request: Request, wanted: ResponsesRequest) -> list[Message]:
@@ -120,13 +109,3 @@ class ResponseRoutes:
         except (NotFound, InvalidArgs) as error:
             code = "previous_response_not_found" if isinstance(error, NotFound) else "invalid_request"
             raise Problem(400, code, error.message, param="previous_response_id") from None
-
-    async def _stream(self, run: Run, facts: Facts, *, stops: bool) -> AsyncGenerator[bytes, None]:
-        """Yield the events of a response; `stops`: the run ends if the client disconnects."""
-        try:
-            async with contextlib.aclosing(ResponseStream(run, facts).pieces()) as pieces:
-                async for piece in pieces:
-                    yield piece
-        finally:
-            if stops:
-                self._runs.hung_up(run)

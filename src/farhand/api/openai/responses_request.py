@@ -24,7 +24,7 @@ from farhand.api.openai.request import (
     NamedTool,
     Part,
 )
-from farhand.api.server.http import Problem
+from farhand.api.server.http import Problem, invalid
 
 # Tools of the provider that a request offers and a model need not use.
 _HOSTED_IGNORED: Final = ("web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11")
@@ -200,7 +200,7 @@ def _refuse(wanted: ResponsesRequest) -> None:
         raise Problem(400, "unsupported", reason, param="top_logprobs")
     if wanted.background and not wanted.stored:
         reason = "a response in the background is fetched later, so it must be stored: leave out store=false"
-        raise Problem(400, "invalid_request", reason, param="background")
+        raise invalid(reason, param="background")
 
 
 def _messages(wanted: ResponsesRequest) -> list[CompletionMessage]:
@@ -217,7 +217,7 @@ def _messages(wanted: ResponsesRequest) -> list[CompletionMessage]:
             _add_call(messages, item, where)
         elif item.type in ("function_call_output", "custom_tool_call_output"):
             if not item.call_id:
-                raise Problem(400, "invalid_request", f"{where} needs the `call_id` it answers", param=where)
+                raise invalid(f"{where} needs the `call_id` it answers", param=where)
             messages.append(CompletionMessage("tool", _parts(item.output, where), tool_call_id=item.call_id))
         else:
             raise Problem(400, "unsupported", f"{where}: items of type {item.type[:50]!r} cannot be used", param=where)
@@ -226,7 +226,7 @@ def _messages(wanted: ResponsesRequest) -> list[CompletionMessage]:
 
 def _add_message(messages: list[CompletionMessage], item: Item, where: str) -> None:
     if item.role is None:
-        raise Problem(400, "invalid_request", f"{where} is a message and needs a role", param=f"{where}.role")
+        raise invalid(f"{where} is a message and needs a role", param=f"{where}.role")
     content = _parts(item.content, where)
     if item.role == "assistant" and messages and messages[-1].role == "assistant" and not messages[-1].tool_calls:
         before = messages[-1].content
@@ -238,7 +238,7 @@ def _add_message(messages: list[CompletionMessage], item: Item, where: str) -> N
 def _add_call(messages: list[CompletionMessage], item: Item, where: str) -> None:
     """Add a call to the assistant's message before it, if there is one."""
     if not item.call_id or not item.name:
-        raise Problem(400, "invalid_request", f"{where} is a call and needs `call_id` and `name`", param=where)
+        raise invalid(f"{where} is a call and needs `call_id` and `name`", param=where)
     arguments = item.arguments or "{}"
     if item.type == "custom_tool_call":
         arguments = msgspec.json.encode({"input": item.input or ""}).decode()
@@ -266,7 +266,7 @@ def _parts(content: str | list[Content] | None, where: str) -> str | list[Part]:
         elif one.type == "input_image" and one.image_url is not None:
             if not one.image_url.startswith(("data:image/", "https://", "http://")):
                 reason = "an image_url must begin with data:image/, https:// or http://"
-                raise Problem(400, "invalid_request", reason, param=f"{where}.content[{place}].image_url")
+                raise invalid(reason, param=f"{where}.content[{place}].image_url")
             parts.append(Part("image_url", image_url=ImageUrl(one.image_url, one.detail)))
         else:
             field = f"{where}.content[{place}]"
@@ -306,6 +306,6 @@ def _response_format(wanted: TextFormat | None) -> dict[str, Any] | None:
         return {"type": "json_object"}
     if wanted.schema is None or not wanted.name:
         reason = "a format of type json_schema needs `name` and `schema`"
-        raise Problem(400, "invalid_request", reason, param="text.format")
+        raise invalid(reason, param="text.format")
     fields = {key: value for key, value in msgspec.to_builtins(wanted).items() if key != "type"}
     return {"type": "json_schema", "json_schema": fields}

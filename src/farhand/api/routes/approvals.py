@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from farhand.api.server.http import Problem, Request
+from farhand.api.server.http import Request, copied, invalid, refusing, unknown
 from farhand.api.server.router import Query, route
 from farhand.gateway.access.credentials import Scope
 from farhand.gateway.access.standing_approvals import CannotStand
@@ -92,44 +92,41 @@ class ApprovalRoutes:
         "GET /v1/approvals",
         (Scope.APPROVE, Scope.READ),
         "Calls that wait to be approved, newest first.",
-        answer=ApprovalsAnswer,
         query=APPROVALS_QUERY,
     )
-    async def listed(self, request: Request) -> dict[str, Any]:
+    async def listed(self, request: Request) -> ApprovalsAnswer:
         wanted = request.query("state") or ApprovalState.PENDING.value
         if wanted != "all" and wanted not in {state.value for state in ApprovalState}:
             known = ", ".join(state.value for state in ApprovalState)
-            raise Problem(400, "invalid_request", f"state must be all or one of {known}, not {wanted[:50]!r}")
+            raise invalid(f"state must be all or one of {known}, not {wanted[:50]!r}")
         limit = request.query_int("limit", 100, 1, 1000)
         found = await self._approvals.all(None if wanted == "all" else ApprovalState(wanted), limit)
-        return {"approvals": [_view(one) for one in found], "count": len(found)}
+        return ApprovalsAnswer([_shown(one) for one in found], len(found))
 
-    @route(
-        "GET /v1/approvals/{approval_id}",
-        (Scope.APPROVE, Scope.READ),
-        "One approval, by its id or its call's.",
-        answer=ApprovalShown,
-    )
-    async def show(self, request: Request) -> dict[str, Any]:
+    @route("GET /v1/approvals/{approval_id}", (Scope.APPROVE, Scope.READ), "One approval, by its id or its call's.")
+    async def show(self, request: Request) -> ApprovalShown:
         found = await self._approvals.find(request.params["approval_id"])
         if found is None:
-            raise Problem(404, "not_found", f"there is no approval {request.params['approval_id'][:100]!r}")
-        return _view(found)
+            raise unknown("approval", request.params["approval_id"])
+        return _shown(found)
 
     @route(
         "POST /v1/approvals/{approval_id}",
         Scope.APPROVE,
         "Approve or deny a call that waits; the first answer counts.",
-        answer=ApprovalShown,
         errors=(409, 503),
     )
-    async def answer(self, request: Request, wanted: Decision) -> dict[str, Any]:
+    async def answer(self, request: Request, wanted: Decision) -> ApprovalShown:
         approve = wanted.decision == "approve"
         if approve and not wanted.hash:
-            raise Problem(400, "invalid_request", "an approval names the hash of what was shown: {decision, hash}")
+            raise invalid("an approval names the hash of what was shown: {decision, hash}")
         if wanted.always and not approve:
-            raise Problem(400, "invalid_request", "always is for approving; rules that deny are in farhand.toml")
-        try:
+            raise invalid("always is for approving; rules that deny are in farhand.toml")
+        with (
+            refusing(NoApproval, status=404, code="not_found"),
+            refusing(NotYours, NotEntitled, status=403, code="forbidden"),
+            refusing(AnswerConflict, CannotStand, status=409, code="conflict"),
+        ):
             decided = await self._approvals.answer(
                 request.params["approval_id"],
                 approve=approve,
@@ -139,27 +136,8 @@ class ApprovalRoutes:
                 remark=wanted.reason,
                 always=wanted.always,
             )
-        except NoApproval as error:
-            raise Problem(404, "not_found", str(error)) from None
-        except (NotYours, NotEntitled) as error:
-            raise Problem(403, "forbidden", str(error)) from None
-        except (AnswerConflict, CannotStand) as error:
-            raise Problem(409, "conflict", str(error)) from None
-        return _view(decided)
+        return _shown(decided)
 
 
-def _view(approval: Approval) -> dict[str, Any]:
-    return {
-        "id": approval.id,
-        "call_id": approval.call_id,
-        "state": approval.state.value,
-        "hash": approval.hash,
-        "rule": approval.rule,
-        "reason": approval.reason,
-        "asked_at": approval.asked_at,
-        "deadline_at": approval.deadline_at,
-        "decided_by": approval.decided_by,
-        "decided_at": approval.decided_at,
-        "remark": approval.remark,
-        **shown_request(approval),
-    }
+def _shown(approval: Approval) -> ApprovalShown:
+    return copied(ApprovalShown, approval, **shown_request(approval))

@@ -5,11 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from farhand.api.routes.tokens import TokenLimit, limits_of
-from farhand.api.server.http import Problem, Request
+from farhand.api.server.http import Problem, Request, refusing
 from farhand.api.server.router import Query, route
 from farhand.gateway.access.budgets import Budgets, check_subject, shown_amount
 from farhand.gateway.access.credentials import Scope
-from farhand.store.tables.accounts.budgets import Limit, Use
 
 
 class BudgetShown(msgspec.Struct):
@@ -74,46 +73,38 @@ class BudgetRoutes:
                 raise Problem(403, "forbidden", f"this credential may only see its own budget, {own!r}")
             only = own
         if only is not None:
-            _check(only)
-        now = self._budgets.now()
-        uses = await self._budgets.uses(only)
-        defaults = [_default(limit) for limit in self._budgets.defaults()] if admin else []
-        return BudgetsAnswer([self._shown(use, now) for use in uses], defaults)
+            with refusing(ValueError):
+                check_subject(only)
+        defaults = [
+            BudgetDefault(limit.subject, limit.unit.value, limit.period, shown_amount(limit.unit, limit.amount))
+            for limit in (self._budgets.defaults() if admin else ())
+        ]
+        return BudgetsAnswer(await self._uses(only), defaults)
 
     @route("PUT /v1/budgets", Scope.ADMIN, "Set the limits of one subject.")
     async def put(self, request: Request, wanted: BudgetRequest) -> BudgetsAnswer:
-        subject = _check(wanted.subject)
+        with refusing(ValueError):
+            subject = check_subject(wanted.subject)
         if self._budgets.is_own(subject, request.credential.id):
             raise Problem(403, "forbidden", f"a token cannot change its own budget, or that of its maker ({subject})")
-        try:
+        with refusing(ValueError):
             limits = limits_of(subject, wanted.limits)
-        except ValueError as error:
-            raise Problem(400, "invalid_request", str(error)) from None
         await self._budgets.set(subject, limits, request.credential.id)
+        return BudgetsAnswer(await self._uses(subject), [])
+
+    async def _uses(self, subject: str | None) -> list[BudgetShown]:
         now = self._budgets.now()
-        return BudgetsAnswer([self._shown(use, now) for use in await self._budgets.uses(subject)], [])
-
-    def _shown(self, use: Use, now: int) -> BudgetShown:
-        limit = use.limit
-        return BudgetShown(
-            limit.subject,
-            limit.unit.value,
-            limit.period,
-            shown_amount(limit.unit, limit.amount),
-            shown_amount(limit.unit, use.used),
-            shown_amount(limit.unit, use.reserved),
-            shown_amount(limit.unit, use.left),
-            limit.renews_at(now),
-            "set" if self._budgets.is_set(limit) else "settings",
-        )
-
-
-def _check(subject: str) -> str:
-    try:
-        return check_subject(subject)
-    except ValueError as error:
-        raise Problem(400, "invalid_request", str(error)) from None
-
-
-def _default(limit: Limit) -> BudgetDefault:
-    return BudgetDefault(limit.subject, limit.unit.value, limit.period, shown_amount(limit.unit, limit.amount))
+        return [
+            BudgetShown(
+                use.limit.subject,
+                use.limit.unit.value,
+                use.limit.period,
+                shown_amount(use.limit.unit, use.limit.amount),
+                shown_amount(use.limit.unit, use.used),
+                shown_amount(use.limit.unit, use.reserved),
+                shown_amount(use.limit.unit, use.left),
+                use.limit.renews_at(now),
+                "set" if self._budgets.is_set(use.limit) else "settings",
+            )
+            for use in await self._budgets.uses(subject)
+        ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,7 @@ from msgspec import UNSET, UnsetType
 from farhand.api.routes.invoke import RouteTaken
 from farhand.api.routes.nodes import NODE_STATUSES
 from farhand.api.server.conditional import not_modified, not_modified_reply, requested_range, unsatisfiable
-from farhand.api.server.http import Problem, Reply, Request, json_reply
+from farhand.api.server.http import Problem, Reply, Request, copied, invalid, refusing, unknown
 from farhand.api.server.router import BYTES, PARTIAL, Query, route
 from farhand.api.server.streams import until_gone
 from farhand.gateway.access.credentials import Scope
@@ -23,7 +24,6 @@ from farhand.gateway.calls.catalog import Catalog, Offer
 from farhand.gateway.calls.charging import Meter
 from farhand.gateway.calls.gate import Gate
 from farhand.gateway.calls.open_call import CallLogLine, CallProgress
-from farhand.gateway.calls.redaction.output import covered
 from farhand.gateway.calls.search import CallSearch
 from farhand.gateway.control.receipts import Receipts
 from farhand.gateway.nodes.output import Output, RemoteCommands
@@ -31,7 +31,6 @@ from farhand.protocol.calls import NULL, ToolFailure
 from farhand.protocol.errors import Failed
 from farhand.protocol.names import NATIVE
 from farhand.protocol.receipts import Receipt, fingerprint
-from farhand.protocol.redaction import KnownSecrets
 from farhand.protocol.version import MIB
 from farhand.store.tables.calls import LEFT_OUT, CallRecord, CallState
 
@@ -107,23 +106,15 @@ class CallsAnswer(msgspec.Struct):
     count: int
 
 
+@dataclass(frozen=True)
 class CallRoutes:
-    def __init__(
-        self,
-        catalog: Catalog,
-        gate: Gate,
-        search: CallSearch,
-        commands: RemoteCommands,
-        secrets: KnownSecrets,
-        ending: asyncio.Event,
-    ) -> None:
-        """`ending` is set when the gateway stops."""
-        self._catalog = catalog
-        self._gate = gate
-        self._search = search
-        self._commands = commands
-        self._secrets = secrets
-        self._ending = ending
+    """`ending` is set when the gateway stops."""
+
+    catalog: Catalog
+    gate: Gate
+    search: CallSearch
+    commands: RemoteCommands
+    ending: asyncio.Event
 
     @route(
         "GET /v1/tools",
@@ -138,8 +129,8 @@ class CallRoutes:
     async def tools(self, request: Request) -> ToolsAnswer | Lookup:
         name = request.query("name")
         if name is not None:
-            return look_up(self._catalog, request.principal, name)
-        return ToolsAnswer(offers_to(self._catalog, request.principal))
+            return look_up(self.catalog, request.principal, name)
+        return ToolsAnswer(offers_to(self.catalog, request.principal))
 
     @route("GET /v1/calls", Scope.READ, "Calls, newest first.", query=CALL_QUERY)
     async def calls(self, request: Request) -> CallsAnswer:
@@ -148,9 +139,9 @@ class CallRoutes:
         state = filters.get("state")
         if state is not None and state not in {known.value for known in CallState}:
             known_states = ", ".join(known.value for known in CallState)
-            raise Problem(400, "invalid_request", f"state must be one of {known_states}, not {state!r}")
+            raise invalid(f"state must be one of {known_states}, not {state!r}")
         bodies = request.flag("bodies")
-        records = await self._search.search(
+        records = await self.search.search(
             filters, limit, request.query("before"), request.query("group"), bodies=bodies
         )
         shown = [self._shown(record, bodies=bodies and record.args != LEFT_OUT) for record in records]
@@ -160,62 +151,51 @@ class CallRoutes:
     async def call(self, request: Request) -> CallShown:
         record = await self._found(request)
         shown = self._shown(record)
-        if shown.waits_for is not UNSET and not self._gate.is_open(record.id):  # it waits at another gateway
-            shown.waits_for, shown.approval_id = await self._search.awaited(record.id)
+        if shown.waits_for is not UNSET and not self.gate.is_open(record.id):  # it waits at another gateway
+            shown.waits_for, shown.approval_id = await self.search.awaited(record.id)
         return shown
 
     @route(
         "DELETE /v1/calls/{call_id}",
         Scope.TOOLS_EXEC,
-        "Cancel a call; the answer tells how it ended.",
+        "Cancel a call; the answer has its outcome.",
         answer=CallShown,
     )
     async def cancel(self, request: Request) -> CallShown | dict[str, Any]:
         call_id = request.params["call_id"]
-        over = await self._gate.is_over(call_id)
-        record = await self._gate.cancel(call_id)
+        over = await self.gate.is_over(call_id)
+        record = await self.gate.cancel(call_id)
         if record is None:
-            raise _no_call(request)
+            raise unknown("call", request.params["call_id"])
         if request.credential.id in (record.credential, record.on_behalf_of) or request.credential.may(Scope.READ):
             return msgspec.structs.replace(self._shown(record), already_over=over)
         # A call of another credential, for a caller that may cancel it but not read it.
         return {"request_id": record.id, "id": record.id, "state": record.state.value, "already_over": over}
 
     async def _found(self, request: Request) -> CallRecord:
-        record = await self._gate.find(request.params["call_id"])
+        record = await self.gate.find(request.params["call_id"])
         if record is None:
-            raise _no_call(request)
+            raise unknown("call", request.params["call_id"])
         return record
 
     def _shown(self, record: CallRecord, *, bodies: bool = True) -> CallShown:
-        shown = CallShown(
+        shown = copied(
+            CallShown,
+            record,
             request_id=record.id,
-            id=record.id,
-            tool=record.tool,
-            state=record.state,
             route=RouteTaken(record.route, record.node_id, record.capability),
-            credential=record.credential,
-            on_behalf_of=record.on_behalf_of,
-            session_key=record.session_key,
-            agent_id=record.agent_id,
-            background=record.background,
-            created_at=record.created_at,
-            deadline_at=record.deadline_at,
-            ended_at=record.ended_at,
             duration_ms=None if record.duration_ms is None else round(record.duration_ms),
+            args=record.args if bodies else UNSET,
+            result=(record.result or NULL) if bodies and record.state is CallState.OK else UNSET,
         )
-        if bodies:
-            shown.args = record.args
-            if record.state is CallState.OK:
-                shown.result = NULL if record.result is None else record.result
         if record.state is not CallState.OK and record.error_kind is not None:
             shown.error = ToolFailure(record.error_kind, record.error_message or "")
         if record.state is CallState.WAITING:
-            opened = self._gate.waiting_calls.calls.get(record.id)
+            opened = self.gate.waiting_calls.calls.get(record.id)
             waiting = opened.waiting if opened else None
             shown.waits_for = waiting.why if waiting else "approval"
             shown.approval_id = waiting.approval.id if waiting and waiting.approval else None
-        opened = self._gate.running(record.id) if record.state is CallState.RUNNING else None
+        opened = self.gate.running(record.id) if record.state is CallState.RUNNING else None
         if opened is not None and opened.progress is not None:
             shown.progress = opened.progress
         if opened is not None and opened.log:
@@ -233,14 +213,14 @@ class CallRoutes:
     async def jobs(self, request: Request) -> dict[str, Any]:
         node_id = request.query("node_id")
         if node_id is not None:
-            self._gate.check_node(request.principal, node_id)
-        jobs, silent = await self._commands.jobs(node_id, may_see=partial(self._gate.may_see_node, request.principal))
+            self.gate.check_node(request.principal, node_id)
+        jobs, silent = await self.commands.jobs(node_id, may_see=partial(self.gate.may_see_node, request.principal))
         return {"jobs": jobs, "count": len(jobs), "unanswered": silent}
 
     @route(
         "GET /v1/calls/{call_id}/output",
         (Scope.READ, Scope.TOOLS_EXEC),
-        "What a call's command printed, then live until it ends. A token without `read` gets that of its own calls.",
+        "Output of a call's command, streamed until it ends. A token without `read` gets that of its own calls.",
         **OUTPUT,
     )
     async def call_output(self, request: Request) -> Reply:
@@ -249,15 +229,15 @@ class CallRoutes:
         if not own and not request.credential.may(Scope.READ):
             raise Problem(403, "forbidden", "this credential lacks the scope 'read', and did not make this call")
         if record.route == "unknown":
-            raise _no_call(request)
+            raise unknown("call", request.params["call_id"])
         if not own:
-            self._gate.check_node(request.principal, record.node_id or NATIVE)
+            self.gate.check_node(request.principal, record.node_id or NATIVE)
         return await self._output(request, record.node_id or NATIVE, {"call_id": record.id})
 
     @route(
         "POST /v1/calls/{call_id}/input",
         Scope.TOOLS_EXEC,
-        "Send a call's command input as it arrives; it ends with the body unless `close=0`.",
+        "Send input to the command of a call. The input ends with the body unless `close=0`.",
         query=(Query("close", "0 leaves the input open."),),
         takes=BYTES,
         errors=(404, 423, 502),
@@ -267,30 +247,30 @@ class CallRoutes:
     )
     async def input(self, request: Request) -> dict[str, Any]:
         record = await self._found(request)
-        self._gate.check_attach(record, request.principal)
+        self.gate.check_attach(record, request.principal)
         if record.node_id is None:
             raise Problem(404, "not_found", f"call {record.id} runs no command on a node")
         node_id, of, size = record.node_id, {"call_id": record.id}, 0
-        meter = await self._gate.meter(request.principal)
+        meter = await self.gate.meter(request.principal)
         async for piece in request.stream():
             for start in range(0, len(piece), INPUT_BYTES):
                 part = bytes(piece[start : start + INPUT_BYTES])
                 await meter.add(len(part))
-                await self._commands.send(node_id, of, data=part)
+                await self.commands.send(node_id, of, data=part)
                 size += len(part)
         await meter.close()
         if request.flag("close"):
-            await self._commands.send(node_id, of, close=True)
+            await self.commands.send(node_id, of, close=True)
         return {"written": size}
 
     @route(
         "GET /v1/nodes/{node_id}/jobs/{job_id}/output",
         Scope.READ,
-        "What a command printed, then live until it ends.",
+        "Output of a command, streamed until the command ends.",
         **OUTPUT,
     )
     async def job_output(self, request: Request) -> Reply:
-        self._gate.check_node(request.principal, request.params["node_id"])
+        self.gate.check_node(request.principal, request.params["node_id"])
         return await self._output(request, request.params["node_id"], {"job_id": request.params["job_id"]})
 
     async def _output(self, request: Request, node_id: str, of: dict[str, str]) -> Reply:
@@ -298,7 +278,7 @@ class CallRoutes:
         offset = request.query_int("offset", 0, 0, 2**62)
         stream = request.query("stream") or "output"
         if stream not in STREAMS:
-            raise Problem(400, "invalid_request", f"stream must be one of {', '.join(STREAMS)}, not {stream[:50]!r}")
+            raise invalid(f"stream must be one of {', '.join(STREAMS)}, not {stream[:50]!r}")
         if stream != "output":
             of = {**of, "stream": stream}
         wanted = requested_range(request)
@@ -307,14 +287,12 @@ class CallRoutes:
         wait = request.flag("wait") and wanted is None
         if wanted is not None:
             offset = wanted.first
-        meter = await self._gate.meter(request.principal)
-        pages = _metered(
-            covered(lambda place: self._commands.output(node_id, of, place, wait=wait), offset, self._secrets), meter
-        )
+        meter = await self.gate.meter(request.principal)
+        pages = _metered(self.commands.output(node_id, of, offset, wait=wait), meter)
         first = await anext(pages)
         headers = [(b"x-offset", b"%d" % first.offset)]
         if wait:
-            pieces = until_gone(request, _bytes(first, pages), self._ending)
+            pieces = until_gone(request, _bytes(first, pages), self.ending)
             return Reply(content_type=BYTES.encode(), headers=headers, pieces=pieces, bare=True)
         end = None if wanted is None or wanted.last is None else wanted.last + 1
         page, parts, room = first, [first.data], MOST_AT_ONCE - len(first.data)
@@ -358,30 +336,23 @@ class ReceiptRoutes:
         (Scope.READ, Scope.TOOLS_READ),
         "The signed receipt of a call that has ended. A token without `read` gets that of its own calls.",
         query=(Query("content", "1 adds the arguments and the result."),),
-        answer=Receipt,
         errors=(404, 409),
         narrow=True,
         content=True,
     )
-    async def receipt(self, request: Request) -> Reply:
+    async def receipt(self, request: Request) -> Receipt:
         call_id = request.params["call_id"]
         record = await self._receipts.find(call_id)
         credential = request.credential
         readable = credential.may(Scope.READ) and not credential.narrowed
         if record is None or not (readable or credential.id in (record.credential, record.on_behalf_of)):
-            raise Problem(404, "not_found", f"there is no call {call_id[:100]!r}")
-        try:
-            return json_reply(await self._receipts.make(record, content=request.query("content") == "1"))
-        except Failed as error:
-            raise Problem(409, "call_open", error.message) from None
+            raise unknown("call", call_id)
+        with refusing(Failed, status=409, code="call_open"):
+            return await self._receipts.make(record, content=request.query("content") == "1")
 
     @route("GET /v1/receipts/key", Scope.READ, "The public key with which this gateway signs receipts.")
     async def key(self, _request: Request) -> ReceiptKeyAnswer:
         return ReceiptKeyAnswer(self._receipts.key, fingerprint(self._receipts.key))
-
-
-def _no_call(request: Request) -> Problem:
-    return Problem(404, "not_found", f"there is no call {request.params['call_id'][:100]!r}")
 
 
 async def _metered(pages: AsyncGenerator[Output, None], meter: Meter) -> AsyncGenerator[Output, None]:

@@ -9,7 +9,7 @@ from pathlib import PurePath
 import msgspec
 
 from farhand.api.server.browser_sessions import BrowserSessions
-from farhand.api.server.http import Problem, Reply, Request
+from farhand.api.server.http import Problem, Reply, Request, copied, invalid
 from farhand.api.server.router import Handler, Query, Route, route
 from farhand.gateway.access.credentials import Scope
 
@@ -108,14 +108,14 @@ class ConsoleRoutes:
         headers = [(b"location", location.encode()), (b"set-cookie", signed_in.cookie.encode()), *_headers()]
         return Reply(b"", status=303, content_type=b"text/plain", headers=headers, bare=True)
 
-    @route("POST /v1/signin", Scope.ADMIN, "A new sign-in link.", status=201)
+    @route("POST /v1/signin", Scope.ADMIN, "Create a sign-in link.", status=201)
     async def link(self, request: Request) -> SignInLink:
         return SignInLink(f"/signin?code={await self._sessions.stored_code(request.credential.id)}")
 
     @route("POST /v1/signout", Scope.ADMIN, "End the console session that sends this request.", answer=EndedSessions)
     async def sign_out(self, request: Request) -> Reply:
         if request.session_id is None:
-            raise Problem(400, "invalid_request", "this request belongs to no console session")
+            raise invalid("this request belongs to no console session")
         await self._sessions.end(request.session_id)
         cookie = (b"set-cookie", self._sessions.expired_cookie.encode())
         return Reply(msgspec.json.encode(EndedSessions(1)), headers=[cookie])
@@ -125,15 +125,13 @@ class ConsoleRoutes:
     )
     async def listed(self, request: Request) -> SessionList:
         views = [
-            SessionView(
-                session.id,
-                session.created_at,
-                last_used_at,
-                expires_at,
-                session.address,
-                session.user_agent,
-                session.made_by,
-                session.id == request.session_id,
+            copied(
+                SessionView,
+                session,
+                last_used_at=last_used_at,
+                expires_at=expires_at,
+                credential=session.made_by,
+                current=session.id == request.session_id,
             )
             for session, last_used_at, expires_at in self._sessions.listed()
         ]

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 
 import msgspec
 
-from farhand.api.server.http import Problem, Reply, Request, json_reply
+from farhand.api.server.http import Reply, Request, json_reply, refusing
 from farhand.api.server.router import EVENTS, JSON, route
 from farhand.api.server.streams import EVENT_STREAM, until_gone, with_pulse
 from farhand.gateway.access.credentials import Scope
@@ -24,7 +24,7 @@ class FanOutRoutes:
     @route(
         "POST /v1/tools/fanout",
         Scope.TOOLS_READ,
-        "Call a tool on many nodes: `tag:NAME` or a list; 200 whatever the tools said.",
+        "Call a tool on many nodes: `tag:NAME` or a list. The status is 200 also if calls fail.",
         answer=FanOutAnswer,
         media=(JSON, EVENTS),
         errors=(404, 409, 503),
@@ -33,10 +33,8 @@ class FanOutRoutes:
         content=True,
     )
     async def call(self, request: Request, wanted: FanOutRequest) -> Reply:
-        try:
+        with refusing(InvalidArgs):
             begun = await self._fanouts.begin(wanted, request.principal, request.idempotency_key)
-        except InvalidArgs as error:
-            raise Problem(400, "invalid_request", error.message) from None
         request.id = begun.group_id
         if wanted.stream:
             pieces = until_gone(request, with_pulse(_events(begun)), self._ending)

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from farhand.api.server.http import Request
+from farhand.api.server.http import Request, copied
 from farhand.api.server.router import route
 from farhand.gateway.access.credentials import Scope
 from farhand.store.tables.fleet import Replica
@@ -39,17 +39,5 @@ class FleetRoutes:
 
     @route("GET /v1/fleet", Scope.READ, "The gateways that serve together.")
     async def fleet(self, _request: Request) -> FleetShown:
-        shown = [
-            ReplicaShown(
-                one.id,
-                one.version,
-                one.started_at,
-                one.beat_at,
-                one.epoch,
-                one.nodes,
-                one.id == self._own_id,
-                one.settings,
-            )
-            for one in await self._replicas()
-        ]
+        shown = [copied(ReplicaShown, one, self=one.id == self._own_id) for one in await self._replicas()]
         return FleetShown(shown, len(shown))

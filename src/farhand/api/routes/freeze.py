@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from farhand.api.server.http import Problem, Request
+from farhand.api.server.http import Request, invalid, refusing
 from farhand.api.server.router import route
 from farhand.gateway.access.credentials import Scope
 from farhand.gateway.control.freeze import Freeze, FreezeStatus
@@ -35,20 +35,16 @@ class FreezeRoutes:
     )
     async def freeze(self, request: Request, wanted: FreezeRequest) -> FreezeStatus:
         _check(wanted)
-        try:
+        with refusing(Failed, status=503, code="not_recorded"):
             return await self._freeze.freeze(request.credential.id, wanted.reason)
-        except Failed as error:
-            raise Problem(503, "not_recorded", error.message) from None
 
     @route("POST /v1/thaw", Scope.ADMIN, "Lift a freeze.", body_optional=True, errors=(503,), idempotent=True)
     async def thaw(self, request: Request, wanted: FreezeRequest) -> FreezeStatus:
         _check(wanted)
-        try:
+        with refusing(Failed, status=503, code="not_recorded"):
             return await self._freeze.thaw(request.credential.id)
-        except Failed as error:
-            raise Problem(503, "not_recorded", error.message) from None
 
 
 def _check(wanted: FreezeRequest) -> None:
     if len(wanted.reason) > MAX_REASON_CHARS:
-        raise Problem(400, "invalid_request", f"a reason has at most {MAX_REASON_CHARS} characters")
+        raise invalid(f"a reason has at most {MAX_REASON_CHARS} characters")

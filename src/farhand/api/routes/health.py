@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import msgspec
 
@@ -55,26 +56,16 @@ class Health(msgspec.Struct):
     restart_needed: list[str]
 
 
+@dataclass(frozen=True)
 class HealthRoutes:
-    def __init__(
-        self,
-        gateway_id: str,
-        database: Store,
-        node_registry: NodeRegistry,
-        gate: Gate,
-        backups: Backups,
-        recovery: Recovery | None,
-        frozen: Callable[[], FreezeOrder | None],
-        restart_needed: Callable[[], list[str]],
-    ) -> None:
-        self._restart_needed = restart_needed
-        self._gateway_id = gateway_id
-        self._database = database
-        self._node_registry = node_registry
-        self._gate = gate
-        self._backups = backups
-        self._recovery = recovery
-        self._frozen = frozen
+    gateway_id: str
+    database: Store
+    node_registry: NodeRegistry
+    gate: Gate
+    backups: Backups
+    recovery: Recovery | None
+    frozen: Callable[[], FreezeOrder | None]
+    restart_needed: Callable[[], list[str]]
 
     @route("GET /healthz", None, "The gateway answers.")
     async def healthz(self, _request: Request) -> Alive:
@@ -82,7 +73,7 @@ class HealthRoutes:
 
     @route("GET /readyz", None, "The gateway can take calls.", answer=Alive, also={503: "It cannot."})
     async def readyz(self, _request: Request) -> Reply:
-        healthy = self._database.healthy and not self._gate.closing
+        healthy = self.database.healthy and not self.gate.closing
         return json_reply(Alive(healthy), 200 if healthy else 503)
 
     @route("GET /version", None, "The version of the gateway.")
@@ -91,14 +82,14 @@ class HealthRoutes:
 
     @route("GET /v1/health", Scope.READ, "The status of the gateway.")
     async def health(self, _request: Request) -> Health:
-        nodes = self._node_registry.nodes.values()
+        nodes = self.node_registry.nodes.values()
         return Health(
-            status="ok" if self._database.healthy else "failing",
+            status="ok" if self.database.healthy else "failing",
             version=__version__,
-            gateway_id=self._gateway_id,
+            gateway_id=self.gateway_id,
             nodes=NodeCounts(len(nodes), sum(node.online for node in nodes)),
-            calls=CallCounts(len(self._gate.open_records())),
-            frozen=self._frozen(),
-            store=StoreHealth(self._backups.taken_at, self._backups.failure, self._recovery),
-            restart_needed=self._restart_needed(),
+            calls=CallCounts(len(self.gate.open_records())),
+            frozen=self.frozen(),
+            store=StoreHealth(self.backups.taken_at, self.backups.failure, self.recovery),
+            restart_needed=self.restart_needed(),
         )

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from farhand.api.server.http import Problem, Reply, Request
-from farhand.api.server.large_bodies import beside_loop, result_bytes
+from farhand.api.server.large_bodies import LARGE_BYTES, beside_loop, result_bytes
 from farhand.api.server.router import EVENTS, JSON, route
 from farhand.api.server.streams import EVENT_STREAM, ClientWatch, until_gone, with_pulse
 from farhand.gateway.access.credentials import Scope
@@ -76,7 +76,7 @@ class InvokeRoutes:
     @route(
         "POST /v1/tools/invoke",
         Scope.TOOLS_READ,
-        "Call a tool; 200 whatever the tool said.",
+        "Call a tool. The status is 200 also if the tool fails.",
         answer=InvokeAnswer,
         media=(JSON, EVENTS),
         errors=(409, 503),
@@ -121,11 +121,11 @@ class InvokeRoutes:
 
     def _before(self, wanted: InvokeRequest) -> int | None:
         """Return until when a call may wait for its node; None if it may not. Raises Problem."""
-        now = self._clock()
         if not wanted.when_online:
             if wanted.before is not None:
                 raise Problem(400, "invalid_request", "before needs when_online: true")
             return None
+        now = self._clock()
         if wanted.before is None:
             return now + DAY_MS
         try:
@@ -151,7 +151,7 @@ class UndoRoutes:
     @route(
         "POST /v1/calls/{call_id}/undo",
         Scope.TOOLS_WRITE,
-        "Give the files a call changed their old content back; 200 whatever came of it.",
+        "Restore the files that a call changed. The status is 200 also if that fails.",
         body_optional=True,
         answer=InvokeAnswer,
         errors=(404, 409, 503),
@@ -187,6 +187,8 @@ async def _answered(gate: Gate, request: Request, opened: OpenCall) -> Reply:
     finally:
         watch.stop()
     request.id = record.id
+    if result_bytes(record) < LARGE_BYTES:
+        return Reply(answer_of(record))
     return Reply(await beside_loop(result_bytes(record), partial(answer_of, record)))
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from dataclasses import dataclass
 
 import msgspec
 
-from farhand.api.server.http import Problem, Reply, Request
+from farhand.api.server.http import Reply, Request, invalid, refusing
 from farhand.api.server.router import EVENTS, Query, route
 from farhand.api.server.streams import EVENT_STREAM, until_gone
 from farhand.gateway.access.credentials import Scope
@@ -48,46 +49,38 @@ class HeadAnswer(msgspec.Struct, frozen=True):
     head: str
 
 
+@dataclass(frozen=True)
 class JournalRoutes:
-    def __init__(
-        self,
-        database: Store,
-        journal: EventJournal,
-        secrets: KnownSecrets,
-        ending: asyncio.Event,
-        closing: Callable[[], bool],
-    ) -> None:
-        """`ending` is set when the gateway stops; `closing` returns whether it has begun to."""
-        self._database = database
-        self._journal = journal
-        self._secrets = secrets
-        self._ending = ending
-        self._closing = closing
+    """`ending` is set when the gateway stops; `closing` returns whether it has begun to."""
+
+    database: Store
+    journal: EventJournal
+    secrets: KnownSecrets
+    ending: asyncio.Event
+    closing: Callable[[], bool]
 
     @route("GET /v1/events", Scope.READ, "The journal as server-sent events.", media=(EVENTS,), query=EVENT_QUERY)
     async def events(self, request: Request) -> Reply:
         last = request.header(b"last-event-id") or request.query("last_event_id")
         if last is not None and (not last.isdecimal() or len(last) > 18):
-            raise Problem(400, "invalid_request", f"Last-Event-ID must be the id of an event, not {last[:50]!r}")
+            raise invalid(f"Last-Event-ID must be the id of an event, not {last[:50]!r}")
         # The position is settled before the answer begins: a client that has seen the headers misses nothing.
-        end = await self._journal.last()
+        end = await self.journal.last()
         position = end if last is None else min(int(last), end)
-        pages = self._journal.events(position, follow=request.flag("follow"), closing=self._closing)
+        pages = self.journal.events(position, follow=request.flag("follow"), closing=self.closing)
         stream = _stream(pages, behind=last is not None and position < int(last))
-        return Reply(content_type=EVENT_STREAM, pieces=until_gone(request, stream, self._ending))
+        return Reply(content_type=EVENT_STREAM, pieces=until_gone(request, stream, self.ending))
 
     @route(
         "GET /v1/journal",
         Scope.READ,
-        "The journal of a session, a node or a stretch of time, with calls, runs and messages in short.",
+        "Timeline of a session, a node or a period, with summaries of calls, runs and messages.",
         query=JOURNAL_QUERY,
     )
     async def page(self, request: Request) -> Page:
         session = request.query("session")
-        try:
+        with refusing(ToolError):
             key = None if session is None else session_keys.canonical(session)
-        except ToolError as error:
-            raise Problem(400, "invalid_request", error.message) from None
         wanted = Wanted(
             session=key,
             node=request.query("node"),
@@ -98,18 +91,18 @@ class JournalRoutes:
         limit = request.query_int("limit", 100, 1, 1000)
         before = request.query_int("before", 0, 0, 2**62) or None
         after = None if request.query("after") is None else request.query_int("after", 0, 0, 2**62)
-        return await self._database.read(
+        return await self.database.read(
             lambda store: timeline.page(store, wanted, limit, before=before, after=after, hide=self._hide)
         )
 
     def _hide(self, data: bytes) -> bytes:
         """Return the data without secrets, and without an end that may be the beginning of one."""
-        hidden = self._secrets.redact(data)
-        return hidden[: len(hidden) - self._secrets.trailing_partial(hidden)]
+        hidden = self.secrets.redact(data)
+        return hidden[: len(hidden) - self.secrets.trailing_partial(hidden)]
 
     @route("GET /v1/audit/head", Scope.READ, "The newest event's id and hash, to be noted elsewhere.")
     async def head(self, _request: Request) -> HeadAnswer:
-        end = await self._database.read(journal_end)
+        end = await self.database.read(journal_end)
         return HeadAnswer(end.id, end.hash.hex(), str(end))
 
 

@@ -66,8 +66,7 @@ def _labelled(lines: list[str], replica: str) -> Iterator[str]:
 
 def _calls(gate: Gate) -> Iterator[str]:
     ended = gate.durations
-    yield from _about("farhand_info", "gauge", "The version of the gateway.")
-    yield _line("farhand_info", 1, version=__version__)
+    yield from _metric("farhand_info", "gauge", "The version of the gateway.", 1, version=__version__)
     yield from _about("farhand_calls_total", "counter", "Calls that ended, by who runs the tool and how they ended.")
     for (family, state), durations in sorted(ended.items()):
         yield _line("farhand_calls_total", sum(durations.counts), family=family, state=state)
@@ -76,17 +75,14 @@ def _calls(gate: Gate) -> Iterator[str]:
         yield from _histogram(
             "farhand_call_duration_seconds", durations, CALL_BUCKETS, 1000, family=family, state=state
         )
-    yield from _about("farhand_calls_open", "gauge", "Calls that have not ended.")
-    yield _line("farhand_calls_open", gate.open_count)
-    yield from _about("farhand_frozen", "gauge", "Whether everything is frozen.")
-    yield _line("farhand_frozen", int(gate.frozen is not None))
+    yield from _metric("farhand_calls_open", "gauge", "Calls that have not ended.", gate.open_count)
+    yield from _metric("farhand_frozen", "gauge", "Whether everything is frozen.", int(gate.frozen is not None))
 
 
 def _nodes(node_registry: NodeRegistry) -> Iterator[str]:
     nodes = sorted(node_registry.nodes.items())
     online = sum(node.online for _, node in nodes)
-    yield from _about("farhand_nodes", "gauge", "Machines that joined, connected or not.")
-    yield _line("farhand_nodes", online, state="online")
+    yield from _metric("farhand_nodes", "gauge", "Machines that joined, connected or not.", online, state="online")
     yield _line("farhand_nodes", len(nodes) - online, state="offline")
     yield from _about("farhand_node_online", "gauge", "Whether a machine is connected.")
     for node_id, node in nodes:
@@ -97,22 +93,20 @@ def _nodes(node_registry: NodeRegistry) -> Iterator[str]:
 
 
 def _store(database: GroupCommit) -> Iterator[str]:
-    yield from _about("farhand_store_commits_total", "counter", "Transactions of the store.")
-    yield _line("farhand_store_commits_total", database.commits)
+    yield from _metric("farhand_store_commits_total", "counter", "Transactions of the store.", database.commits)
     yield from _about("farhand_store_sync_seconds", "histogram", "Durable commits; one serves many writes.")
     yield from _histogram("farhand_store_sync_seconds", database.commit_times, SYNC_BUCKETS, 1_000_000)
-    yield from _about("farhand_store_waiting", "gauge", "Writes that are not committed yet.")
-    yield _line("farhand_store_waiting", database.waiting, what="writes")
-    yield from _about("farhand_store_healthy", "gauge", "Whether the store can be written.")
-    yield _line("farhand_store_healthy", int(database.healthy))
+    yield from _metric(
+        "farhand_store_waiting", "gauge", "Writes that are not committed yet.", database.waiting, what="writes"
+    )
+    yield from _metric("farhand_store_healthy", "gauge", "Whether the store can be written.", int(database.healthy))
     yield from _about("farhand_store_bytes", "gauge", "Size of the store and of its log.")
     for what, path in database.files.items():
         yield _line("farhand_store_bytes", path.stat().st_size if path.exists() else 0, what=what)
 
 
 def _rows(rows: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
-    yield from _about("farhand_sessions", "gauge", "Conversations on record.")
-    yield _line("farhand_sessions", rows["sessions"][""])
+    yield from _metric("farhand_sessions", "gauge", "Conversations on record.", rows["sessions"][""])
     for name, text in STATES.items():
         yield from _about(f"farhand_{name}", "gauge", text)
         for state, count in sorted(rows[name].items()):
@@ -122,19 +116,22 @@ def _rows(rows: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
 def _process(started: float) -> Iterator[str]:
     """Yield process metrics under the names of the standard client libraries."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
-    yield from _about("process_cpu_seconds_total", "counter", "Processor time of the gateway.")
-    yield _line("process_cpu_seconds_total", round(usage.ru_utime + usage.ru_stime, 3))
-    yield from _about("process_start_time_seconds", "gauge", "When the gateway was started.")
-    yield _line("process_start_time_seconds", round(started, 3))
+    yield from _metric(
+        "process_cpu_seconds_total",
+        "counter",
+        "Processor time of the gateway.",
+        round(usage.ru_utime + usage.ru_stime, 3),
+    )
+    yield from _metric("process_start_time_seconds", "gauge", "When the gateway was started.", round(started, 3))
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         descriptors = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 (names are enough)
     except OSError:
         return  # a system without /proc
-    yield from _about("process_resident_memory_bytes", "gauge", "Memory of the gateway.")
-    yield _line("process_resident_memory_bytes", pages * os.sysconf("SC_PAGE_SIZE"))
-    yield from _about("process_open_fds", "gauge", "Open descriptors of the gateway.")
-    yield _line("process_open_fds", descriptors)
+    yield from _metric(
+        "process_resident_memory_bytes", "gauge", "Memory of the gateway.", pages * os.sysconf("SC_PAGE_SIZE")
+    )
+    yield from _metric("process_open_fds", "gauge", "Open descriptors of the gateway.", descriptors)
 
 
 def _about(name: str, kind: str, text: str) -> Iterator[str]:
@@ -142,9 +139,15 @@ def _about(name: str, kind: str, text: str) -> Iterator[str]:
     yield f"# TYPE {name} {kind}"
 
 
+def _metric(name: str, kind: str, text: str, value: float, **labels: str) -> Iterator[str]:
+    """Yield a metric with one value."""
+    yield from _about(name, kind, text)
+    yield _line(name, value, **labels)
+
+
 def _line(name: str, value: float, **labels: str) -> str:
-    told = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
-    return f"{name}{{{told}}} {value}" if told else f"{name} {value}"
+    shown = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
+    return f"{name}{{{shown}}} {value}" if shown else f"{name} {value}"
 
 
 def _escaped(text: str) -> str:

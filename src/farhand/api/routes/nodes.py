@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any, NoReturn
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from farhand.api.node_socket.login import INVALID_TOKEN, node_grant
-from farhand.api.server.http import Problem, Request
+from farhand.api.server.http import Problem, Request, copied, refusing
 from farhand.api.server.router import Query, route
 from farhand.gateway.access.credentials import Credentials, Scope
 from farhand.gateway.calls.gate import Gate
@@ -75,27 +76,19 @@ class ProbeRequest(msgspec.Struct, forbid_unknown_fields=True):
     bins: list[str]
 
 
+@dataclass(frozen=True)
 class NodeRoutes:
-    def __init__(
-        self,
-        node_registry: NodeRegistry,
-        inventory: NodeInventory,
-        credentials: Credentials,
-        logs: NodeLogs,
-        gate: Gate,
-        metrics: MetricsHistory,
-    ) -> None:
-        self._node_registry = node_registry
-        self._inventory = inventory
-        self._credentials = credentials
-        self._logs = logs
-        self._gate = gate
-        self._metrics = metrics
+    node_registry: NodeRegistry
+    inventory: NodeInventory
+    credentials: Credentials
+    node_logs: NodeLogs
+    gate: Gate
+    history: MetricsHistory
 
     @route("GET /v1/nodes", Scope.READ, "Every known node, connected or not.")
     async def nodes(self, _request: Request) -> NodesAnswer:
-        shown = [_shown(node) for _, node in sorted(self._node_registry.nodes.items())]
-        primary = self._node_registry.primary()
+        shown = [_shown(node) for _, node in sorted(self.node_registry.nodes.items())]
+        primary = self.node_registry.primary()
         return NodesAnswer(shown, len(shown), primary.card.node_id if primary else None)
 
     @route(
@@ -106,18 +99,16 @@ class NodeRoutes:
     )
     async def describe(self, request: Request, wanted: DescribeRequest) -> NodeShown:
         node_id = request.params["node_id"]
-        node = await self._inventory.describe(node_id, request.credential.id, label=wanted.label, tags=wanted.tags)
+        node = await self.inventory.describe(node_id, request.credential.id, label=wanted.label, tags=wanted.tags)
         if node is None:
-            raise Problem(404, "not_found", self._node_registry.unknown(node_id))
+            raise Problem(404, "not_found", self.node_registry.unknown(node_id))
         return _shown(node)
 
     @route("DELETE /v1/nodes/{node_id}", Scope.ADMIN, "Forget a node that is offline.", errors=(409,))
     async def forget(self, request: Request) -> dict[str, str]:
         node_id = request.params["node_id"]
-        try:
-            known = await self._inventory.forget(node_id)
-        except FarhandError as error:
-            raise Problem(409, "conflict", str(error)) from None
+        with refusing(FarhandError, status=409, code="conflict"):
+            known = await self.inventory.forget(node_id)
         if not known:
             raise Problem(404, "not_found", f"there is no node {node_id!r}")
         return {"forgotten": node_id}
@@ -133,7 +124,7 @@ class NodeRoutes:
     )
     async def socket(self, request: Request) -> NoReturn:
         """Refuse a request that is not an upgrade; upgrades do not get here."""
-        grant, _ = node_grant(self._credentials, list(request.headers.items()), request.query_string)
+        grant, _ = node_grant(self.credentials, list(request.headers.items()), request.query_string)
         if grant is None:
             raise Problem(401, "unauthorized", INVALID_TOKEN, headers=[(b"www-authenticate", b"Bearer")])
         raise Problem(400, "upgrade_required", "this is the node socket: connect to it with a WebSocket")
@@ -147,8 +138,8 @@ class NodeRoutes:
     )
     async def probe(self, request: Request, wanted: ProbeRequest) -> dict[str, Any]:
         # No tool does the same: a rule that stops reading the node's log stops this, too.
-        self._gate.check_route(request.principal, LOGS, {"nodeId": request.params["node_id"]}, None)
-        return await self._inventory.probe(request.params["node_id"], wanted.bins)
+        self.gate.check_route(request.principal, LOGS, {"nodeId": request.params["node_id"]}, None)
+        return await self.inventory.probe(request.params["node_id"], wanted.bins)
 
     @route(
         "GET /v1/nodes/{node_id}/logs",
@@ -159,43 +150,37 @@ class NodeRoutes:
     )
     async def logs(self, request: Request) -> Any:
         node_id = request.params["node_id"]
-        self._gate.check_node(request.principal, node_id)
-        self._gate.check_route(request.principal, LOGS, {"nodeId": node_id}, None)
+        self.gate.check_node(request.principal, node_id)
+        self.gate.check_route(request.principal, LOGS, {"nodeId": node_id}, None)
         lines = request.query_int("lines", DEFAULT_LINES, 1, MOST_LINES)
-        return await self._logs.fetch(node_id, lines)
+        return await self.node_logs.fetch(node_id, lines)
 
     @route(
         "GET /v1/nodes/{node_id}/metrics",
         Scope.READ,
-        "How busy a node was: a sample every ten seconds, kept for a day.",
+        "Load of a node: a sample every ten seconds, kept for a day.",
         query=(Query("since", "From this moment on, in milliseconds; by default all that is kept.", int),),
         errors=(404,),
     )
     async def metrics(self, request: Request) -> MetricsAnswer:
         node_id = request.params["node_id"]
-        self._gate.check_node(request.principal, node_id)
-        if node_id not in self._node_registry.nodes:
-            raise Problem(404, "not_found", self._node_registry.unknown(node_id))
-        return MetricsAnswer(self._metrics.since(node_id, request.query_int("since", 0, 0, 2**53)))
+        self.gate.check_node(request.principal, node_id)
+        if node_id not in self.node_registry.nodes:
+            raise Problem(404, "not_found", self.node_registry.unknown(node_id))
+        return MetricsAnswer(self.history.since(node_id, request.query_int("since", 0, 0, 2**53)))
 
 
 def _shown(node: Node) -> NodeShown:
-    return NodeShown(
-        node_id=node.card.node_id,
-        name=node.card.name,
-        label=node.card.label,
-        node_type=node.card.node_type,
-        version=node.card.version,
+    return copied(
+        NodeShown,
+        node.card,
         tags=node.tags,
         reported_tags=node.card.tags,
-        capabilities=node.card.capabilities,
         refused_capabilities=node.card.refused,
         tools=[spec.name for spec in node.lent],
-        role=node.card.role,
         online=node.online,
         frozen=node.connection is not None and node.connection.frozen is not None,
         connected_at=node.connected_at,
         last_seen=node.last_seen,
         running=node.running,
-        runtime=node.card.runtime,
     )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
 
-from farhand.api.server.http import Problem, Reply, Request
+from farhand.api.server.http import Problem, Reply, Request, invalid, refusing, unknown
 from farhand.api.server.router import route
 from farhand.gateway.access.credentials import OWNER, Scope
 from farhand.gateway.access.standing_approvals import StandingApprovals
@@ -48,28 +49,22 @@ class StandingAnswer(msgspec.Struct):
     count: int
 
 
+@dataclass(frozen=True)
 class PolicyRoutes:
-    def __init__(
-        self,
-        review: PolicyReview,
-        settings: Callable[[], PolicySettings],
-        workspace: str,
-        agents: str,
-        standing: StandingApprovals,
-        file: PolicyFile,
-    ) -> None:
-        """`settings` returns those in force. `workspace` and `agents` as for `Policy`."""
-        self._file = file
-        self._review = review
-        self._settings = settings
-        self._folders = (workspace, agents)
-        self._standing = standing
+    """`settings` returns those in force. `workspace` and `agents` as for `Policy`."""
+
+    review: PolicyReview
+    settings: Callable[[], PolicySettings]
+    workspace: str
+    agents: str
+    standing: StandingApprovals
+    file: PolicyFile
 
     @route(
         "GET /v1/policy", Scope.READ, "The policy in force; its `ETag` is for saving another.", answer=PolicySettings
     )
     async def show(self, _request: Request) -> Reply:
-        return _answer(self._settings())
+        return _answer(self.settings())
 
     @route(
         "PUT /v1/policy",
@@ -85,62 +80,54 @@ class PolicyRoutes:
         if match is None:
             raise Problem(428, "precondition_required", "give the ETag of GET /v1/policy as If-Match")
         version = match.strip().strip('"')
-        if version != version_of(self._settings()):
+        if version != version_of(self.settings()):
             raise Problem(412, "precondition_failed", "the policy has changed since you read it; nothing was saved")
         self._compiled(wanted)
-        try:
-            await self._file.save(wanted, version, request.credential.id)
-        except PolicyConflict as error:
-            raise Problem(409, "conflict", str(error)) from None
-        except ValueError as error:
-            raise Problem(400, "invalid_request", str(error)) from None
+        with refusing(PolicyConflict, status=409, code="conflict"), refusing(ValueError):
+            await self.file.save(wanted, version, request.credential.id)
         return _answer(wanted)
 
     def _compiled(self, settings: PolicySettings) -> Policy:
         """Raises Problem for settings that are no policy."""
-        try:
-            return Policy(settings, *self._folders)
-        except ValueError as error:
-            raise Problem(400, "invalid_request", str(error)) from None
+        with refusing(ValueError):
+            return Policy(settings, self.workspace, self.agents)
 
     def _tried(self, request: Request, settings: PolicySettings | None) -> Policy:
         """Return the policy that a request wants to try, or the one in force. Raises Problem."""
         # Evaluating many rules on many calls takes long and runs on the event loop.
         if settings is not None and not request.credential.may(Scope.ADMIN):
             raise Problem(403, "forbidden", "trying a policy other than the one in force needs the scope 'admin'")
-        return self._compiled(settings or self._settings())
+        return self._compiled(settings or self.settings())
 
-    @route("GET /v1/policy/always", (Scope.APPROVE, Scope.READ), "Calls that were approved for always.")
+    @route("GET /v1/policy/always", (Scope.APPROVE, Scope.READ), "Calls that are approved permanently.")
     async def always(self, _request: Request) -> StandingAnswer:
-        found = self._standing.all()
+        found = self.standing.all()
         return StandingAnswer(found, len(found))
 
-    @route("DELETE /v1/policy/always/{standing_id}", Scope.ADMIN, "Ask about such a call again.")
+    @route("DELETE /v1/policy/always/{standing_id}", Scope.ADMIN, "Remove a permanent approval.")
     async def forget(self, request: Request) -> dict[str, Any]:
         standing_id = request.params["standing_id"]
-        if await self._standing.remove(standing_id, request.credential.id) is None:
-            raise Problem(404, "not_found", f"there is no standing approval {standing_id[:100]!r}")
+        if await self.standing.remove(standing_id, request.credential.id) is None:
+            raise unknown("standing approval", standing_id)
         return {"removed": standing_id}
 
     @route(
         "POST /v1/policy/explain",
         Scope.READ,
-        "The rule that decides a call, one that was made or one that might be.",
+        "The rule that decides a call, recorded or hypothetical.",
         errors=(404,),
         statuses=dict.fromkeys(ErrorKind, 400) | {ErrorKind.NOT_FOUND: 404},
     )
     async def explain(self, request: Request, wanted: ExplainRequest) -> Explanation:
         policy = self._tried(request, wanted.policy)
         if (wanted.call_id is None) == (wanted.tool is None):
-            raise Problem(
-                400, "invalid_request", "give call_id, of a call that was made, or tool, of one that might be"
-            )
+            raise invalid("give call_id, of a call that was made, or tool, of one that might be")
         if wanted.call_id is not None:
-            found = await self._review.explain_call(policy, wanted.call_id)
+            found = await self.review.explain_call(policy, wanted.call_id)
             if found is None:
-                raise Problem(404, "not_found", f"there is no call {wanted.call_id[:100]!r}")
+                raise unknown("call", wanted.call_id)
             return found
-        return self._review.explain(
+        return self.review.explain(
             policy,
             wanted.tool or "",
             wanted.args,
@@ -152,7 +139,7 @@ class PolicyRoutes:
 
     @route("POST /v1/policy/replay", Scope.READ, "What a policy would have stopped or asked about.")
     async def replay(self, request: Request, wanted: ReplayRequest) -> Replay:
-        return await self._review.replay(self._tried(request, wanted.policy), wanted.since)
+        return await self.review.replay(self._tried(request, wanted.policy), wanted.since)
 
 
 def _answer(policy: PolicySettings) -> Reply:

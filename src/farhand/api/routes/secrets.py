@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from farhand.api.server.http import Problem, Reply, Request, json_reply
+from farhand.api.server.http import Request, copied, refusing, unknown
 from farhand.api.server.router import route
 from farhand.gateway.access.credentials import Scope
 from farhand.gateway.access.secrets import Secrets
@@ -26,7 +26,7 @@ class SecretRequest(msgspec.Struct, forbid_unknown_fields=True):
     nodes: list[str] = []
     # Patterns (`ci__*`) of the tools whose calls may use it; empty: all.
     tools: list[str] = []
-    # Only as a header of requests to these hosts, added by the egress proxies of nodes: commands never hold it.
+    # Only as a header of requests to these hosts, added by the egress proxies of `nodes`: commands never hold it.
     hosts: list[str] = []
     # With `{}` in the place of the value; default: `Authorization: Bearer {}`.
     header: str = ""
@@ -60,12 +60,12 @@ class SecretRoutes:
 
     @route("GET /v1/secrets", Scope.ADMIN, "Names, restrictions and last use of secrets; never a value.")
     async def listed(self, _request: Request) -> SecretsAnswer:
-        found = [_shown(record, masked=self._secrets.is_masked(record)) for record in await self._secrets.all()]
+        found = [self._shown(record) for record in await self._secrets.all()]
         return SecretsAnswer(found, len(found))
 
-    @route("PUT /v1/secrets/{name}", Scope.ADMIN, "Set a secret.", answer=SecretShown)
-    async def put(self, request: Request, wanted: SecretRequest) -> Reply:
-        try:
+    @route("PUT /v1/secrets/{name}", Scope.ADMIN, "Set a secret.")
+    async def put(self, request: Request, wanted: SecretRequest) -> SecretShown:
+        with refusing(ValueError):
             if wanted.hosts:
                 self._proxies.check(wanted.nodes)
             record = await self._secrets.put(
@@ -77,31 +77,26 @@ class SecretRoutes:
                 hosts=wanted.hosts,
                 header=wanted.header,
             )
-        except ValueError as error:
-            raise Problem(400, "invalid_request", str(error)) from None
         await self._proxies.changed()
-        return json_reply(_shown(record, masked=self._secrets.is_masked(record)))
+        return self._shown(record)
 
     @route("DELETE /v1/secrets/{name}", Scope.ADMIN, "Remove a secret.")
     async def remove(self, request: Request) -> dict[str, str]:
         name = request.params["name"]
         if not await self._secrets.remove(name, request.credential.id):
-            raise Problem(404, "not_found", f"there is no secret {name[:100]!r}")
+            raise unknown("secret", name)
         await self._proxies.changed()
         return {"removed": name}
 
-
-def _shown(record: SecretRecord, *, masked: bool) -> SecretShown:
-    return SecretShown(
-        record.name,
-        record.nodes.split(),
-        record.tools.split(),
-        record.hosts.split(),
-        record.header or None,
-        record.made_by,
-        record.created_at,
-        record.last_used_at,
-        record.last_call,
-        masked,
-        None if masked else NOT_MASKED,
-    )
+    def _shown(self, record: SecretRecord) -> SecretShown:
+        masked = self._secrets.is_masked(record)
+        return copied(
+            SecretShown,
+            record,
+            nodes=record.nodes.split(),
+            tools=record.tools.split(),
+            hosts=record.hosts.split(),
+            header=record.header or None,
+            masked=masked,
+            warning=None if masked else NOT_MASKED,
+        )

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from farhand.api.server.http import Problem, Reply, Request, json_reply
+from farhand.api.server.http import Problem, Reply, Request, copied, invalid, json_reply, refusing
 from farhand.api.server.router import route
 from farhand.gateway.access.budgets import Budgets, limit_of
 from farhand.gateway.access.credentials import CALLER_SCOPES, NARROW_CALLER_SCOPES, Profile, Scope
@@ -76,13 +76,15 @@ class TokenRoutes:
     async def listed(self, _request: Request) -> TokensAnswer:
         return TokensAnswer([_shown(token) for token in await self._tokens.all()])
 
-    @route("POST /v1/tokens", Scope.ADMIN, "Make a token; its secret is shown this once.", status=201, answer=TokenMade)
+    @route(
+        "POST /v1/tokens", Scope.ADMIN, "Create a token; its secret is shown only once.", status=201, answer=TokenMade
+    )
     async def create(self, request: Request, wanted: TokenRequest) -> Reply:
         usual = NARROW_CALLER_SCOPES if wanted.tools or wanted.nodes else CALLER_SCOPES
         scopes = [scope.value for scope in (usual if wanted.scopes is None else wanted.scopes)]
         if not scopes:
-            raise Problem(400, "invalid_request", "a token needs at least one scope")
-        try:
+            raise invalid("a token needs at least one scope")
+        with refusing(ValueError):
             key = None if wanted.public_key is None else read_key(wanted.public_key)
             token, secret = await self._tokens.create(
                 public_key=key,
@@ -98,9 +100,7 @@ class TokenRoutes:
             )
             if wanted.budget:
                 await self._budgets.refresh()
-        except ValueError as error:
-            raise Problem(400, "invalid_request", str(error)) from None
-        return json_reply(TokenMade(**msgspec.structs.asdict(_shown(token)), token=secret), 201, bare=True)
+        return json_reply(copied(TokenMade, _shown(token), token=secret), 201, bare=True)
 
     @route("DELETE /v1/tokens/{token_id}", Scope.ADMIN, "Revoke a token.")
     async def revoke(self, request: Request) -> dict[str, Any]:
@@ -120,18 +120,11 @@ def limits_of(subject: str, wanted: list[TokenLimit]) -> list[Limit]:
 
 
 def _shown(token: Token) -> TokenShown:
-    return TokenShown(
-        id=token.id,
-        label=token.label,
-        node_id=token.node_id,
+    return copied(
+        TokenShown,
+        token,
         scopes=token.scopes.split(),
-        created_at=token.created_at,
-        revoked_at=token.revoked_at,
         tools=token.tools.split(),
         nodes=token.nodes.split(),
-        expires_at=token.expires_at,
         public_key=None if token.public_key is None else key_text(token.public_key),
-        last_used_at=token.last_used_at,
-        made_by=token.made_by,
-        profile=token.profile,
     )

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from farhand.api.server.http import Problem, Reply, Request, json_reply
+from farhand.api.server.http import Problem, Reply, Request, invalid, json_reply, unknown
 from farhand.api.server.router import Query, route
 from farhand.gateway.access.credentials import Scope
 from farhand.gateway.calls.gate import Gate, IdempotencyConflict
@@ -108,7 +108,7 @@ class DownloadReceiver(OwnReceiver):
         except TimeoutError:
             raise Cancelled(f"nothing of it was read for {UNREAD_SECONDS:g} s") from None
         if self._unread:
-            raise Cancelled("nobody reads it any more")
+            raise Cancelled("the client disconnected")
 
     def let_go(self) -> None:
         self._unread = True
@@ -206,7 +206,7 @@ class TransferRoutes:
     @transfer_route(
         "PUT /v1/transfers/content",
         Scope.TOOLS_WRITE,
-        "The body becomes a file of a machine.",
+        "Upload the body as a file to a machine.",
         takes="*/*",
         query=(
             DESTINATION,
@@ -237,7 +237,7 @@ class TransferRoutes:
     @transfer_route(
         "GET /v1/transfers/content",
         Scope.TOOLS_READ,
-        "A file of a machine, as bytes.",
+        "Download a file from a machine.",
         media=("*/*",),
         query=(SOURCE,),
         acts=True,
@@ -265,7 +265,7 @@ class TransferRoutes:
     @transfer_route(
         "GET /v1/transfers/manifest",
         Scope.TOOLS_READ,
-        "What is at a place of a machine: its name, and the files of a folder.",
+        "Describe a path on a machine: its name, and the files of a folder.",
         query=(SOURCE,),
         acts=True,
     )
@@ -316,12 +316,7 @@ class TransferRoutes:
         request.id = new_call_id()
         self._check_policy(request, judged_source or source, destination, request.query("agent"))
         begun = await self._transfers.begin(
-            request.id,
-            source,
-            destination,
-            credential=request.credential.id,
-            agent_id=request.query("agent"),
-            own=own,
+            request.id, source, destination, credential=request.credential.id, agent_id=request.query("agent"), own=own
         )
         assert isinstance(begun, OpenTransfer), "the id is new"
         return begun
@@ -385,14 +380,14 @@ class TransferRoutes:
     async def show(self, request: Request) -> dict[str, Any]:
         record = await self._transfers.find(request.params["transfer_id"])
         if record is None:
-            raise _unknown(request)
+            raise unknown("transfer", request.params["transfer_id"])
         return view(record)
 
     @route("DELETE /v1/transfers/{transfer_id}", Scope.TOOLS_WRITE, "Cancel a transfer.")
     async def cancel(self, request: Request) -> dict[str, Any]:
         record = await self._transfers.cancel(request.params["transfer_id"])
         if record is None:
-            raise _unknown(request)
+            raise unknown("transfer", request.params["transfer_id"])
         own = record.credential == request.credential.id or request.credential.may(Scope.READ)
         return view(record) if own else {"id": record.id, "state": record.state.value}
 
@@ -438,9 +433,5 @@ def view(record: TransferRecord) -> dict[str, Any]:
 def _needed(request: Request, name: str) -> str:
     value = request.query(name)
     if not value:
-        raise Problem(400, "invalid_request", f"the query must name a {name}")
+        raise invalid(f"the query must name a {name}")
     return value
-
-
-def _unknown(request: Request) -> Problem:
-    return Problem(404, "not_found", f"there is no transfer {request.params['transfer_id'][:100]!r}")

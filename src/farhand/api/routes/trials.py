@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from farhand.api.server.http import Problem, Reply, Request
 from farhand.api.server.router import route
-from farhand.api.server.streams import ClientWatch
+from farhand.api.server.streams import end_of_call
 from farhand.gateway.access.credentials import Scope
 from farhand.gateway.calls.gate import Gate
 from farhand.gateway.control.trials import TrialCalls
@@ -16,7 +17,6 @@ from farhand.store.tables.calls import CallRecord, CallState
 from farhand.tools.trial import CONFLICT
 
 _STATUS = {"not_found": 404, "invalid_args": 400, "not_allowed": 403, "timeout": 504}
-_ERRORS = (403, 404, 409, 423, 502, 503, 504)
 
 
 class TrialShown(msgspec.Struct):
@@ -29,46 +29,28 @@ class TrialShown(msgspec.Struct):
     expiresAt: int  # noqa: N815
 
 
+trial_route = partial(route, answer=TrialShown, errors=(403, 404, 409, 423, 502, 503, 504), narrow=True, content=True)
+
+
 class TrialRoutes:
     def __init__(self, gate: Gate, trials: TrialCalls) -> None:
         self._gate = gate
         self._trials = trials
 
-    @route(
-        "GET /v1/trials/{trial_id}",
-        Scope.TOOLS_WRITE,
-        "What a trial changed, and its state.",
-        answer=TrialShown,
-        errors=_ERRORS,
-        narrow=True,
-        content=True,
-    )
+    @trial_route("GET /v1/trials/{trial_id}", Scope.TOOLS_WRITE, "What a trial changed, and its state.")
     async def show(self, request: Request) -> Reply:
         return await self._end(request, "show")
 
-    @route(
+    @trial_route(
         "POST /v1/trials/{trial_id}/keep",
         Scope.TOOLS_WRITE,
         "Apply what a trial changed: all of it, or, if a file has been changed since, nothing (409).",
-        answer=TrialShown,
-        errors=_ERRORS,
         idempotent=True,
-        narrow=True,
-        content=True,
     )
     async def keep(self, request: Request) -> Reply:
         return await self._end(request, "keep")
 
-    @route(
-        "POST /v1/trials/{trial_id}/discard",
-        Scope.TOOLS_WRITE,
-        "Drop what a trial changed.",
-        answer=TrialShown,
-        errors=_ERRORS,
-        idempotent=True,
-        narrow=True,
-        content=True,
-    )
+    @trial_route("POST /v1/trials/{trial_id}/discard", Scope.TOOLS_WRITE, "Drop what a trial changed.", idempotent=True)
     async def discard(self, request: Request) -> Reply:
         return await self._end(request, "discard")
 
@@ -79,12 +61,7 @@ class TrialRoutes:
             request.principal,
             idempotency_key=None if action == "show" else request.idempotency_key,
         )
-        watch = ClientWatch(request, lambda: self._gate.abandon(opened))
-        try:
-            record = await self._gate.wait(opened)
-        finally:
-            watch.stop()
-        request.id = record.id
+        record = await end_of_call(request, self._gate, opened)
         if record.state is CallState.OK and record.result is not None:
             return Reply(bytes(record.result))
         raise _problem(record)

@@ -22,18 +22,17 @@ from farhand.api.server.http import (
     JSON,
     MAX_BODY_BYTES,
     Problem,
-    Receive,
     Reply,
     Request,
     Scope,
-    Send,
     new_request_id,
     respond,
     too_large,
 )
+from farhand.api.server.http_exchange import HttpExchange
 from farhand.api.server.id_prefixes import IdPrefixes
 from farhand.api.server.idempotency import Repeats
-from farhand.api.server.large_bodies import PIECE_BYTES, redacted
+from farhand.api.server.large_bodies import LARGE_BYTES, PIECE_BYTES, redacted
 from farhand.api.server.origins import DEFAULT_PORTS, Host, Origin, parse_host, parse_origin
 from farhand.api.server.public_url import PublicUrl
 from farhand.api.server.router import Route, Router
@@ -41,6 +40,7 @@ from farhand.api.server.socket_secrets import with_offered_secrets
 from farhand.api.server.throttle import TOKENLESS_ALLOWED, TOKENLESS_LOCK_SECONDS, Throttle
 from farhand.gateway.access.credentials import OWNER, Credential, Credentials
 from farhand.gateway.access.credentials import Scope as CredentialScope
+from farhand.gateway.access.principal import Principal
 from farhand.machine import tracing
 from farhand.machine.files import steering_files as steering
 from farhand.protocol.freeze import FreezeOrder
@@ -59,6 +59,8 @@ NOBODY = Credential("nobody", frozenset())
 MAX_OPEN_REQUESTS = 256
 _COUNTED = "farhand.counted"
 PAGE_HEADER = b"x-farhand-page"
+# Of credentials on routes that are remembered.
+MOST_RIGHTS = 4096
 MIN_COMPRESSED_BYTES = 2048
 MAX_COMPRESSED_ON_LOOP = 64 * 1024
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:/+=-]{0,127}")
@@ -113,11 +115,36 @@ class Caller(msgspec.Struct, frozen=True):
         """Return the id of the token or session on which the request depends; None if it cannot be revoked."""
         if self.session_id is not None:
             return self.session_id
-        return None if self.credential in (NOBODY, OWNER) else self.credential.id
+        return None if self.credential in (OWNER, NOBODY) else self.credential.id
+
+
+_STRANGER = Caller(NOBODY)
+
+
+class _Rights(msgspec.Struct, frozen=True):
+    """What a credential may do with a route."""
+
+    principal: Principal
+    route: Route
+    # Why it may not use it; empty if it may.
+    refusal: str
+    max_body_bytes: int
+    may_steer: bool
+
+    @classmethod
+    def of(cls, credential: Credential, route: Route) -> _Rights:
+        refusal = ""
+        if route.scope is not None and not credential.may(route.scope):
+            wanted = " or ".join(repr(scope.value) for scope in route.scopes)
+            refusal = f"this credential lacks the scope {wanted}"
+        elif credential.narrowed and route.scope is not None and not route.narrow and not route.reads:
+            refusal = "this credential is for some tools or nodes alone; use POST /v1/tools/invoke"
+        principal = Principal(credential)
+        return cls(principal, route, refusal, route.max_body_bytes(credential), principal.may_steer)
 
 
 class Guard:
-    """An ASGI application around the router; the node socket uses it as well."""
+    """Serves the requests of all connections; the node socket uses it as well."""
 
     def __init__(
         self,
@@ -154,6 +181,8 @@ class Guard:
         self._tokenless = Throttle(
             allowed=TOKENLESS_ALLOWED, lock_seconds=TOKENLESS_LOCK_SECONDS, what="requests without a token", note=note
         )
+        # By credential and route.
+        self._known_rights: dict[tuple[int, int], _Rights] = {}
         # Open requests, by the id of their token.
         self._open: Counter[str] = Counter()
         # Open streams, by the id of the token or session they depend on.
@@ -161,17 +190,18 @@ class Guard:
         credentials.subscribe(self._revoked)
         sessions.subscribe(self._revoked)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            try:
-                await self._http(scope, receive, send)
-            finally:
+    async def __call__(self, scope: Scope, exchange: HttpExchange) -> None:
+        """Serve a request."""
+        try:
+            await self._http(scope, exchange)
+        finally:
+            if _COUNTED in scope:
                 self._uncount(scope)
 
-    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _http(self, scope: Scope, exchange: HttpExchange) -> None:
         request_id = ""
         asked_id: str | None = None
-        caller = Caller(NOBODY)
+        ending: str | None = None
         route: Route | None = None
         method: str = scope["method"]
         headers: dict[bytes, bytes] = {}
@@ -179,10 +209,11 @@ class Guard:
         try:
             headers = self._admit(scope)
             asked_id = _client_request_id(headers)
-            cross_origin = self._cross_origin_headers(headers)
+            if b"origin" in headers:
+                cross_origin = self._cross_origin_headers(headers[b"origin"])
             if cross_origin and method == "OPTIONS" and b"access-control-request-method" in headers:
                 reply = Reply(status=204, headers=[*cross_origin, *_preflight(headers)])
-                await respond(reply, send, asked_id or new_request_id())
+                await respond(reply, exchange, asked_id or new_request_id())
                 return
             route, params = self._router.find(method, scope["path"])
             if route is None and scope["path"].startswith(_DISCOVERY):
@@ -192,39 +223,39 @@ class Guard:
                 raise too_large(MAX_BODY_BYTES)
             if route is not None and route.guessable:
                 self._throttle.check(scope)
-            if route is None or route.scope is not None:
-                granted = await self._granted(headers) if route is not None and route.oauth else None
-                if self._catch_up is not None and granted is None and not self._known(headers):
-                    # Another gateway of the fleet may have made the token or session a moment ago.
-                    self._throttle.check(scope)
-                    await self._catch_up()
-                    granted = await self._granted(headers) if route is not None and route.oauth else None
+            public = route is not None and route.scope is None
+            if public:
+                caller = _STRANGER
+            else:
+                granted = None
+                if self._catch_up is not None or (route is not None and route.oauth):
+                    granted = await self._granted_or_known(scope, headers, route)
                 caller = self._authenticate(scope, headers, method, granted, route)
-                admitted = scope.get(ADMITTED)
-                if admitted is not None:
-                    admitted()
-            credential = caller.credential
+                if ADMITTED in scope:
+                    scope[ADMITTED]()
+            ending = caller.ending
             if route is None:
                 raise self._router.missing(method, scope["path"])
-            if route.scope is not None and not credential.may(route.scope):
-                wanted = " or ".join(repr(scope.value) for scope in route.scopes)
-                raise Problem(403, "forbidden", f"this credential lacks the scope {wanted}")
-            if credential.narrowed and route.scope is not None and not route.narrow and not route.reads:
-                reason = "this credential is for some tools or nodes alone; use POST /v1/tools/invoke"
-                raise Problem(403, "forbidden", reason)
-            most = route.max_body_bytes(credential)
-            if length > most and not route.streams:
-                raise too_large(most)
-            self._count(scope, caller)
+            rights = self._rights(caller, route)
+            if rights.refusal:
+                raise Problem(403, "forbidden", rights.refusal)
+            if length > rights.max_body_bytes and not route.streams:
+                raise too_large(rights.max_body_bytes)
+            if ending is not None:
+                self._count(scope, caller)
             if route.acts and (order := self._held()) is not None:
                 raise Problem(423, "frozen", order.refusal().message)
-            if caller.ending is not None:
-                receive = self._received_while_valid(receive, caller.ending)
-            request = Request(scope, receive, headers, credential, most)
+            request = Request(scope, exchange, headers, rights.principal, rights.max_body_bytes)
             request.session_id = caller.session_id
-            request.params = params if route.scope is None else await self._id_prefixes.complete(params, credential)
-            tracing.incoming.set(request.header(b"traceparent") or "")
-            steering.allowed.set(request.principal.may_steer)  # each request is a task of its own
+            if ending is not None:
+                request.valid = functools.partial(self._is_valid, ending)
+            if params:
+                known = route.scope is not None
+                request.params = await self._id_prefixes.complete(params, caller.credential) if known else params
+            # Each request is a task of its own.
+            if tracing.is_on():
+                tracing.incoming.set(request.header(b"traceparent") or "")
+            steering.allowed.set(rights.may_steer)
             reply = await self._serve(route, request, asked_id)
             request_id = request.id
             if route.guessable and reply.status == 401:
@@ -236,16 +267,44 @@ class Guard:
             log.exception("a request failed in the guard (request %s)", request_id)
             failure = Problem(500, "internal", f"the gateway failed; its log has request {request_id}")
             reply = failure.reply(openai=route is not None and route.openai)
-        if reply.pieces is not None and caller.ending is not None:
-            reply.pieces = self._while_valid(reply.pieces, caller.ending)
+        if reply.pieces is not None and ending is not None:
+            reply.pieces = self._while_valid(reply.pieces, ending)
         if not reply.bare:
             if reply.pieces is None:
-                reply.body = await redacted(reply.body, self.secrets)
+                large = len(reply.body) >= LARGE_BYTES
+                reply.body = await redacted(reply.body, self.secrets) if large else self.secrets.redact(reply.body)
             else:
                 reply.pieces = _veiled(reply.pieces, self.secrets)
-        reply.headers = [*reply.headers, *cross_origin]
-        await _compress(reply, headers)
-        await respond(reply, send, asked_id or request_id or new_request_id(), head=method == "HEAD")
+            if len(reply.body) >= MIN_COMPRESSED_BYTES:
+                await _compress(reply, headers)
+        if cross_origin:
+            reply.headers = [*reply.headers, *cross_origin]
+        await respond(reply, exchange, asked_id or request_id or new_request_id(), head=method == "HEAD")
+
+    async def _granted_or_known(
+        self, scope: Scope, headers: dict[bytes, bytes], route: Route | None
+    ) -> Credential | None:
+        """Return the credential of an OAuth client, for the routes that accept one; wait until this gateway knows any
+        other, which another gateway of the fleet may have made a moment ago."""
+        oauth = route is not None and route.oauth
+        granted = await self._granted(headers) if oauth else None
+        if self._catch_up is not None and granted is None and not self._known(headers):
+            self._throttle.check(scope)
+            await self._catch_up()
+            granted = await self._granted(headers) if oauth else None
+        return granted
+
+    def _rights(self, caller: Caller, route: Route) -> _Rights:
+        """Return what a caller may do with a route; remembered, since it depends on nothing else."""
+        # Identities are safe and cheap keys while the cache holds the objects.
+        known = self._known_rights.get((id(caller.credential), id(route)))
+        if known is not None and known.principal.actor is caller.credential:
+            return known
+        if len(self._known_rights) > MOST_RIGHTS:
+            self._known_rights.clear()
+        found = _Rights.of(caller.credential, route)
+        self._known_rights[id(caller.credential), id(route)] = found
+        return found
 
     def _count(self, scope: Scope, caller: Caller) -> None:
         """Count an open request. Raises Problem if a token has too many; the owner is not limited."""
@@ -265,16 +324,8 @@ class Guard:
             if not self._open[name]:
                 del self._open[name]
 
-    def _received_while_valid(self, receive: Receive, ending: str) -> Receive:
-        """Refuse a body that arrives after its token or session has ended."""
-
-        async def received() -> Any:
-            message = await receive()
-            if message["type"] == "http.request" and self._seconds_left(ending) <= 0:
-                raise Problem(401, "unauthorized", "the token or session ended before the request was complete")
-            return message
-
-        return received
+    def _is_valid(self, ending: str) -> bool:
+        return self._seconds_left(ending) > 0
 
     async def _while_valid(self, pieces: AsyncIterator[bytes], ending: str) -> AsyncIterator[bytes]:
         """End a stream when its token or session is revoked or expires."""
@@ -380,7 +431,9 @@ class Guard:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         if len(headers) != len(scope["headers"]):
             _refuse_repeats(scope)
-        if any(name == b"transfer-encoding" and value.lower() != b"chunked" for name, value in scope["headers"]):
+        if b"transfer-encoding" in headers and any(
+            name == b"transfer-encoding" and value.lower() != b"chunked" for name, value in scope["headers"]
+        ):
             # Another server may find the end of such a body elsewhere, so nothing after it is read.
             reason = "a body has no Transfer-Encoding but chunked"
             raise Problem(400, "invalid_request", reason, headers=[(b"connection", b"close")])
@@ -418,13 +471,12 @@ class Guard:
         own = Origin(scheme, host.name, host.port or DEFAULT_PORTS.get(scheme))
         return origin == own or origin in self._settings.origins
 
-    def _cross_origin_headers(self, headers: dict[bytes, bytes]) -> list[tuple[bytes, bytes]]:
+    def _cross_origin_headers(self, origin: bytes) -> list[tuple[bytes, bytes]]:
         """Return the headers that let a page of a listed origin read the answer.
 
         Credentials are never allowed: such a page has a token.
         """
-        origin = headers.get(b"origin")
-        if origin is None or parse_origin(origin.decode("latin-1")) not in self._settings.origins:
+        if parse_origin(origin.decode("latin-1")) not in self._settings.origins:
             return []
         return [(b"access-control-allow-origin", origin), (b"vary", b"Origin"), _EXPOSED]
 
@@ -500,8 +552,6 @@ def _preflight(headers: dict[bytes, bytes]) -> list[tuple[bytes, bytes]]:
 
 async def _compress(reply: Reply, headers: dict[bytes, bytes]) -> None:
     """Compress a large body of text for a client that accepts it; never one that carries secrets (`bare`)."""
-    if reply.bare or reply.pieces is not None or len(reply.body) < MIN_COMPRESSED_BYTES:
-        return
     if not reply.content_type.startswith((b"text/", JSON, b"image/svg+xml")):
         return
     reply.headers = [*reply.headers, (b"vary", b"Accept-Encoding")]
@@ -521,8 +571,8 @@ def _accepts_gzip(header: bytes) -> bool:
 
 
 def _client_request_id(headers: dict[bytes, bytes]) -> str | None:
-    given = headers.get(b"x-request-id", b"")
-    return given.decode("ascii") if _REQUEST_ID.fullmatch(given) else None
+    given = headers.get(b"x-request-id")
+    return given.decode("ascii") if given is not None and _REQUEST_ID.fullmatch(given) else None
 
 
 async def _veiled(pieces: AsyncIterator[bytes], known: KnownSecrets) -> AsyncIterator[bytes]:

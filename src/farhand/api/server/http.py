@@ -1,26 +1,28 @@
-"""The types between ASGI and a route: a request, a reply, and an error that is a reply."""
+"""The types between a connection and a route: a request, a reply, and an error that is a reply."""
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import re
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, MutableMapping
 from http import HTTPStatus
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import parse_qs
 
 import msgspec
 
-from farhand.gateway.access.credentials import Credential
+from farhand.api.server.http_exchange import ClientLeft, HttpExchange
 from farhand.gateway.access.principal import Principal
 from farhand.gateway.calls.gate import MAX_IDEMPOTENCY_KEY
 from farhand.protocol.errors import ErrorKind, FarhandError, ToolError
 from farhand.protocol.json_limits import check_value_count
 
+# The head of a request: its method, path, query_string, headers, scheme and client, under the names of ASGI.
 Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+T = TypeVar("T", bound=msgspec.Struct)
 
 JSON = b"application/json"
 # Limit of bodies that carry content (`Route.content`), from a credential that may write, run or chat.
@@ -68,6 +70,33 @@ class Problem(FarhandError):
         return Reply(msgspec.json.encode({"error": error}), status=self.status, headers=self.headers)
 
 
+def invalid(message: str, *, param: str | None = None) -> Problem:
+    """Return the problem of a request that is not valid."""
+    return Problem(400, "invalid_request", message, param=param)
+
+
+def unknown(what: str, name: str) -> Problem:
+    """Return the problem of a request that names something that does not exist."""
+    return Problem(404, "not_found", f"there is no {what} {name[:100]!r}")
+
+
+@contextlib.contextmanager
+def refusing(*kinds: type[Exception], status: int = 400, code: str = "invalid_request") -> Iterator[None]:
+    """Turn exceptions of these kinds into a problem with the same message."""
+    try:
+        yield
+    except kinds as error:
+        raise Problem(status, code, str(error)) from None
+
+
+def copied(kind: type[T], record: object, **others: Any) -> T:
+    """Return a struct with the fields that `record` has under the same names, and `others`."""
+    same = {
+        name: getattr(record, name) for name in kind.__struct_fields__ if name not in others and hasattr(record, name)
+    }
+    return kind(**same, **others)
+
+
 def openai_error_type(status: int) -> str:
     """Return the `type` of an error of the OpenAI API."""
     special = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
@@ -97,28 +126,6 @@ class Reply:
         self.headers = headers or []
         self.pieces = pieces
 
-    def to_bytes(self, request_id: str, headers: list[tuple[bytes, bytes]]) -> bytes:
-        """Return the complete response, for a connection whose request could not be parsed."""
-        lines = [
-            *headers,
-            *_headers(self, request_id),
-            (b"content-length", b"%d" % len(self.body)),
-        ]
-        head = b"".join([b"%b: %b\r\n" % line for line in lines])
-        phrase = HTTPStatus(self.status).phrase.encode()
-        return b"HTTP/1.1 %d %b\r\n%b\r\n%b" % (self.status, phrase, head, self.body)
-
-
-def _headers(reply: Reply, request_id: str) -> list[tuple[bytes, bytes]]:
-    kept = any(name == b"cache-control" for name, _ in reply.headers)
-    return [
-        (b"content-type", reply.content_type),
-        (b"x-request-id", request_id.encode()),
-        *([] if kept else [(b"cache-control", b"no-store")]),
-        (b"x-content-type-options", b"nosniff"),
-        *reply.headers,
-    ]
-
 
 def new_request_id() -> str:
     return secrets.token_hex(8)
@@ -132,50 +139,54 @@ class Request:
     """One HTTP request whose sender is authenticated."""
 
     __slots__ = (
+        "_body",
         "_query",
-        "_receive",
         "address",
         "credential",
+        "exchange",
         "headers",
         "id",
         "max_body_bytes",
         "method",
         "params",
         "path",
+        "principal",
         "query_string",
         "scheme",
         "session_id",
+        "valid",
     )
 
     def __init__(
         self,
         scope: Scope,
-        receive: Receive,
+        exchange: HttpExchange,
         headers: dict[bytes, bytes],
-        credential: Credential,
+        principal: Principal,
         max_body_bytes: int = MAX_SMALL_BODY_BYTES,
     ) -> None:
-        self._receive = receive
+        """`principal`: the sender, acting for itself."""
+        self.exchange = exchange
         self._query: dict[str, list[str]] | None = None
+        # A body that was read and is to be read once more.
+        self._body: bytes | None = None
         self.max_body_bytes = max_body_bytes
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.scheme: str = scope["scheme"]
         self.query_string: bytes = scope["query_string"]
         self.headers = headers
-        self.credential = credential
+        self.principal = principal
+        self.credential = principal.actor
         # The id in the answer's headers; a route that creates an object sets it to its id.
         self.id = ""
         self.params: dict[str, str] = {}
         # Set if a signed-in browser sent the request.
         self.session_id: str | None = None
+        # Says whether the token or session of the request is still valid; None if it cannot end.
+        self.valid: Callable[[], bool] | None = None
         client = scope.get("client")
-        self.address: str = str(client[0]) if client else ""
-
-    @property
-    def principal(self) -> Principal:
-        """Return the sender, acting for itself."""
-        return Principal(self.credential)
+        self.address: str = client[0] if client else ""
 
     def header(self, name: bytes) -> str | None:
         value = self.headers.get(name)
@@ -217,56 +228,54 @@ class Request:
 
     async def body(self) -> bytes:
         """Return the whole body. Raises Problem if it is too long, or the client left before its end."""
-        message = await self._receive()
-        if message["type"] == "http.disconnect":
-            raise Problem(400, "incomplete_request", "the client left before the end of its request")
-        body: bytes = message.get("body", b"")
-        if not message.get("more_body"):
-            if len(body) > self.max_body_bytes:
-                raise too_large(self.max_body_bytes)
+        if self._body is not None:
+            body, self._body = self._body, None
+            return body
+        exchange = self.exchange
+        body = await self._part()
+        if exchange.complete and len(body) <= self.max_body_bytes:
             return body
         parts, size = [body], len(body)
-        while message.get("more_body"):
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                raise Problem(400, "incomplete_request", "the client left before the end of its request")
-            part = message.get("body", b"")
-            parts.append(part)
-            size += len(part)
-            if size > self.max_body_bytes:
-                raise too_large(self.max_body_bytes)
-        return b"".join(parts)
+        while size <= self.max_body_bytes:
+            if exchange.complete:
+                return b"".join(parts)
+            parts.append(await self._part())
+            size += len(parts[-1])
+        raise too_large(self.max_body_bytes)
 
     def rewind(self, body: bytes) -> None:
         """Make a body that was read readable once more."""
-        before = self._receive
-        messages = iter([{"type": "http.request", "body": body}])
-
-        async def receive() -> Any:
-            message = next(messages, None)
-            return await before() if message is None else message
-
-        self._receive = receive
+        self._body = body
 
     async def stream(self) -> AsyncIterator[bytes]:
         """Yield the body as it arrives, of any length. Raises Problem if the client leaves before its end."""
+        if self._body is not None:
+            body, self._body = self._body, None
+            yield body
+            return
         more = True
         while more:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                raise Problem(400, "incomplete_request", "the client left before the end of its request")
-            if part := message.get("body", b""):
+            part = await self._part()
+            more = not self.exchange.complete
+            if part:
                 yield part
-            more = message.get("more_body", False)
+
+    async def _part(self) -> bytes:
+        try:
+            part = self.exchange.take() if self.exchange.complete else await self.exchange.receive()
+        except ClientLeft:
+            raise Problem(400, "incomplete_request", "the client left before the end of its request") from None
+        if self.valid is not None and not self.valid():
+            raise Problem(401, "unauthorized", "the token or session ended before the request was complete")
+        return part
 
     async def json(self, decoder: msgspec.json.Decoder[Any]) -> Any:
         """Return the body decoded by `decoder`. Raises Problem with the reason."""
         return read_json(await self.body(), decoder)
 
     async def gone(self) -> None:
-        """Return once the client has left. Call it only after the body was read."""
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
+        """Return once the client has left or was answered."""
+        await self.exchange.gone()
 
 
 def read_json(body: bytes, decoder: msgspec.json.Decoder[Any], malformed: str = "invalid_request") -> Any:
@@ -330,16 +339,71 @@ def too_large(most: int) -> Problem:
     return Problem(413, "too_large", reason)
 
 
-async def respond(reply: Reply, send: Send, request_id: str, *, head: bool = False) -> None:
-    headers = _headers(reply, request_id)
+_STATUS_LINES = {status.value: b"HTTP/1.1 %d %b\r\n" % (status, status.phrase.encode()) for status in HTTPStatus}
+_INVALID_NAME = re.compile(rb"[^!#$%&'*+.^_`|~0-9A-Za-z-]")
+_INVALID_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+
+
+def _head(reply: Reply, request_id: str, default: list[tuple[bytes, bytes]]) -> bytes:
+    """Return the status line and the headers, without those about the body. Raises ValueError for an invalid header."""
+    parts = [_STATUS_LINES[reply.status]]
+    parts += [b"%b: %b\r\n" % header for header in default]
+    if reply.status not in (204, 304):
+        if _INVALID_VALUE.search(reply.content_type):
+            raise ValueError(f"an answer cannot have the type {reply.content_type[:100]!r}")
+        parts.append(b"content-type: %b\r\n" % reply.content_type)
+    parts.append(b"x-request-id: %b\r\nx-content-type-options: nosniff\r\n" % request_id.encode())
+    cached = False
+    for name, value in reply.headers:
+        if _INVALID_NAME.search(name) or _INVALID_VALUE.search(value):
+            raise ValueError(f"the header {name!r} cannot have the value {value[:100]!r}")
+        cached = cached or name.lower() == b"cache-control"
+        parts.append(b"%b: %b\r\n" % (name.lower(), value))
+    if not cached:
+        parts.append(b"cache-control: no-store\r\n")
+    return b"".join(parts)
+
+
+def complete_answer(reply: Reply, request_id: str, default: list[tuple[bytes, bytes]], *, close: bool) -> bytes:
+    """Return the whole response for a reply without pieces. `close`: no other follows on its connection."""
+    head = _head(reply, request_id, default)
+    if close and (b"connection", b"close") not in reply.headers:
+        head += b"connection: close\r\n"
     if reply.status in (204, 304):
-        headers = [header for header in headers if header[0] != b"content-type"]
-    elif reply.pieces is None:
-        headers.append((b"content-length", b"%d" % len(reply.body)))
-    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
-    if reply.pieces is not None and not head:
-        async for piece in reply.pieces:
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
-        await send({"type": "http.response.body", "body": b""})
+        return b"%b\r\n" % head
+    return b"%bcontent-length: %d\r\n\r\n%b" % (head, len(reply.body), reply.body)
+
+
+async def respond(reply: Reply, exchange: HttpExchange, request_id: str, *, head: bool = False) -> None:
+    """Send a reply; with `head`, without its body."""
+    if (b"connection", b"close") in reply.headers:
+        exchange.keep_alive = False
+    if reply.pieces is not None:
+        await _respond_in_pieces(reply, reply.pieces, exchange, request_id, head=head)
         return
-    await send({"type": "http.response.body", "body": b"" if head else reply.body})
+    answer = complete_answer(reply, request_id, exchange.default_headers, close=not exchange.keep_alive)
+    exchange.finish(answer[: len(answer) - len(reply.body)] if head and reply.body else answer)
+
+
+async def _respond_in_pieces(
+    reply: Reply, pieces: AsyncIterator[bytes], exchange: HttpExchange, request_id: str, *, head: bool
+) -> None:
+    """Raises ValueError if there is more or less than the `content-length` of the reply says."""
+    lines = _head(reply, request_id, exchange.default_headers)
+    if not exchange.keep_alive and (b"connection", b"close") not in reply.headers:
+        lines += b"connection: close\r\n"
+    length = next((int(value) for name, value in reply.headers if name == b"content-length"), None)
+    if head:
+        exchange.finish(lines + b"\r\n")
+        return
+    await exchange.send(lines + (b"transfer-encoding: chunked\r\n\r\n" if length is None else b"\r\n"))
+    sent = 0
+    async for piece in pieces:
+        sent += len(piece)
+        if length is not None and sent > length:
+            raise ValueError(f"an answer of {length} bytes has more than that")
+        if piece:
+            await exchange.send(piece if length is not None else b"%x\r\n%b\r\n" % (len(piece), piece))
+    if length is not None and sent < length:
+        raise ValueError(f"an answer of {length} bytes ended after {sent}")
+    exchange.finish(b"0\r\n\r\n" if length is None else b"")

@@ -6,40 +6,35 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 from farhand.api.server.http import Request
+from farhand.gateway.calls.gate import Gate
+from farhand.gateway.calls.open_call import OpenCall
+from farhand.store.tables.calls import CallRecord
 
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 PULSE_SECONDS = 15.0
-# Only longer work is watched for a disconnect; for shorter work a task is not worth its cost.
-WATCH_SECONDS = 0.05
 
 
 class ClientWatch:
-    """Calls `left` when the client disconnects; starts to watch after a delay, since most calls have ended by then."""
+    """Calls `left` when the client disconnects, until it is stopped."""
 
     def __init__(self, request: Request, left: Callable[[], None]) -> None:
-        self._request = request
+        self._exchange = request.exchange
         self._left = left
-        self._task: asyncio.Task[None] | None = None
-        self._timer = asyncio.get_running_loop().call_later(WATCH_SECONDS, self._begin)
+        self._exchange.watch(left)
 
     def stop(self) -> None:
-        self._timer.cancel()
-        # A cancelled task keeps its frames and thereby this object: drop the callback and what it references.
-        self._left = _nothing
-        if self._task is not None:
-            self._task.cancel()
-            self._task = None
-
-    def _begin(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._watch())
-
-    async def _watch(self) -> None:
-        await self._request.gone()
-        self._left()
+        self._exchange.unwatch(self._left)
 
 
-def _nothing() -> None:
-    pass
+async def end_of_call(request: Request, gate: Gate, opened: OpenCall) -> CallRecord:
+    """Return the record of a call once it has ended; abandon the call if its client leaves."""
+    watch = ClientWatch(request, lambda: gate.abandon(opened))
+    try:
+        record = await gate.wait(opened)
+    finally:
+        watch.stop()
+    request.id = record.id
+    return record
 
 
 async def until_gone(

@@ -9,7 +9,7 @@ import msgspec
 from farhand.api.routes.nodes import NODE_STATUSES
 from farhand.api.server.http import Problem, Request
 from farhand.api.server.router import Query, route
-from farhand.api.server.streams import ClientWatch
+from farhand.api.server.streams import end_of_call
 from farhand.gateway.access.credentials import Scope
 from farhand.gateway.calls.gate import Gate
 from farhand.gateway.calls.open_call import OpenCall, result_of
@@ -53,7 +53,7 @@ class TerminalRoutes:
     @route(
         "POST /v1/terminals",
         Scope.TOOLS_EXEC,
-        "Open a terminal on a node; answers when it is open, so also after an approval.",
+        "Open a terminal on a node; the answer comes when it is open, if necessary after an approval.",
         errors=(404, 409, 502, 503),
         statuses=NODE_STATUSES,
         idempotent=True,
@@ -104,12 +104,7 @@ class TerminalRoutes:
 
     async def _ended(self, request: Request, opened: OpenCall) -> tuple[CallRecord, dict[str, Any]]:
         """Return the record and result of a call; abandon it if its client leaves. Raises ToolError if it failed."""
-        watch = ClientWatch(request, lambda: self._gate.abandon(opened))
-        try:
-            record = await self._gate.wait(opened)
-        finally:
-            watch.stop()
-        request.id = record.id
+        record = await end_of_call(request, self._gate, opened)
         ended = result_of(record)
         if ended.error is not None:
             raise ToolError.of(ended.error.kind, ended.error.message)

@@ -10,8 +10,7 @@ import msgspec
 from farhand import config
 from farhand.cli.client import Client
 from farhand.cli.commands import command_group
-from farhand.cli.json_output import wants_json
-from farhand.cli.output import local_time, paint, plain, remark, show, show_json, wrap
+from farhand.cli.output import local_time, paint, plain, remark, show, wrap
 from farhand.store.history.verify import Report
 from farhand.store.journal.seal import Head, load_key
 from farhand.store.sqlite.audit import read_head
@@ -51,10 +50,7 @@ def verify(start: int | None, noted: str | None, client: Client) -> int:
         report: Report = shared.verify(url, load_key(client.home), start=start, noted=head)
     else:
         report = verify_journal(client.home, client.home / STORE_FILE, start=start, noted=head)
-    if wants_json():
-        show_json(msgspec.to_builtins(report))
-    else:
-        _show(report)
+    show(msgspec.to_builtins(report), lambda _: _show(report))
     return 0 if report.ok else 1
 
 
@@ -72,10 +68,7 @@ def head(client: Client) -> None:
         show(client.get("/v1/audit/head"), lambda value: print(plain(str(value["head"]))))
         return
     found = read_head(store)
-    if wants_json():
-        show_json({"id": found.id, "hash": found.hash.hex(), "head": str(found)})
-    else:
-        print(found)
+    show({"id": found.id, "hash": found.hash.hex(), "head": str(found)}, str(found))
 
 
 def _show(report: Report) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import difflib
 import re
-import time
 from typing import Any, Final
 
 import click
 
 from farhand.cli.client import Client, url_path
 from farhand.cli.commands import client_group
-from farhand.cli.output import Column, remark, show, show_table
+from farhand.cli.output import Column, minute_time, remark, show, show_table
 
 UNITS: Final = ("money", "tokens", "calls", "bytes", "machines", "wall_seconds")
 
@@ -41,19 +40,14 @@ def _number(value: float) -> str:
     return f"{value:.6f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
 
 
-def _renews(entry: dict[str, Any]) -> str:
-    at = entry["renews_at"]
-    return "never" if at is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(at / 1000))
-
-
 COLUMNS = [
     Column("BUDGET OF", "subject", flexible=True),
     Column("UNIT", "unit"),
     Column("USED", lambda entry: _number(entry["used"])),
     Column("LIMIT", lambda entry: _number(entry["limit"])),
-    Column("PER", lambda entry: entry["period"]),
-    Column("RENEWS", _renews),
-    Column("FROM", lambda entry: entry["source"]),
+    Column("PER", "period"),
+    Column("RENEWS", lambda entry: minute_time(entry["renews_at"])),
+    Column("FROM", "source"),
 ]
 DEFAULT_COLUMNS = [
     Column("EACH", "scope"),

@@ -23,7 +23,7 @@ from farhand import __version__, config
 from farhand.app.model_check import ask_once
 from farhand.app.plugins import Plugins, described
 from farhand.app.plugins import installed as installed_plugins
-from farhand.app.sandbox import sandbox_of
+from farhand.app.sandbox import host_commands, sandbox_plan
 from farhand.cli.client import TOKEN_FILE, Client, ClientError, is_loopback, reason_of, tls_context
 from farhand.cli.commands import client_command
 from farhand.cli.json_output import wants_json
@@ -31,6 +31,8 @@ from farhand.cli.output import ago, on_terminal, paint, plain, show_json, wrap
 from farhand.cli.store_reader import quick_look, reading
 from farhand.gateway.access.credentials import NodeTokens
 from farhand.llm.probe import SECONDS, ProbeResult
+from farhand.machine.sandbox.levels import ChosenSandbox
+from farhand.machine.sandbox.resources import RESOURCES
 from farhand.protocol.errors import FarhandError
 from farhand.store.history.pruning import usage
 from farhand.store.history.seal_coverage import checkpoint
@@ -79,8 +81,8 @@ def warning(message: str) -> Finding:
     return Finding("warning", message)
 
 
-def check(name: str) -> Callable[[Callable[Args, str]], Callable[Args, Check]]:
-    """Make a check of a function that returns what it found, or raises Finding."""
+def check(name: str, *, on_error: Status = "failed") -> Callable[[Callable[Args, str]], Callable[Args, Check]]:
+    """Make a check of a function that returns what it found or raises Finding; other errors count as `on_error`."""
 
     def decorate(function: Callable[Args, str]) -> Callable[Args, Check]:
         @functools.wraps(function)
@@ -89,6 +91,8 @@ def check(name: str) -> Callable[[Callable[Args, str]], Callable[Args, Check]]:
                 return Check(name, "ok", function(*args, **options))
             except Finding as finding:
                 return Check(name, finding.status, str(finding))
+            except FarhandError as error:
+                return Check(name, on_error, str(error))
 
         return run
 
@@ -262,14 +266,19 @@ def _sandbox(settings: config.Config, home: Path) -> Iterator[Check]:
         return
     workspace = home / "agents" / "main"
     try:
-        sandbox, host = sandbox_of(settings.sandbox, workspace if workspace.is_dir() else home, home)
-        assert sandbox is not None
+        folder = workspace if workspace.is_dir() else home
+        egress = home / "egress"
+        egress.mkdir(mode=0o755, exist_ok=True)
+        sandbox = ChosenSandbox(sandbox_plan(settings.sandbox, folder, home, egress=str(egress)))
         sandbox.check()
+        host = host_commands(settings.sandbox, home)
     except FarhandError as error:
         reason = str(error).removesuffix("; the command did not run")
         yield Check("sandbox", "failed", f"{reason}; until then `exec`, and Bash of this home's nodes, are refused")
         return
-    yield Check("sandbox", "ok", f"works; network: {settings.sandbox.network}")
+    limits = [f"{name} {value}" for name in RESOURCES if (value := getattr(settings.sandbox, name))]
+    said = ", ".join([sandbox.level, f"network {sandbox.plan.network.text}", *limits])
+    yield Check("sandbox", "ok", f"works: {said}" + (f" ({sandbox.reason})" if sandbox.reason else ""))
     if host is not None:
         try:
             host.words()
@@ -295,21 +304,15 @@ def _store(home: Path) -> str:
 @check("store")
 def _shared_store(home: Path, settings: config.Config) -> str:
     """Check that the database and the other servers of a fleet are set up and can be reached."""
-    try:
-        with reading(home, settings) as tx:
-            size = tx.used_bytes()
-    except FarhandError as error:
-        raise failed(str(error)) from None
+    with reading(home, settings) as tx:
+        size = tx.used_bytes()
     return f"PostgreSQL, {size / MIB:.1f} MB; back it up with the tools of PostgreSQL"
 
 
-@check("fleet")
+@check("fleet", on_error="warning")
 def _fleet(client: Client) -> str:
     """Check that the gateways of the fleet have the same settings and version."""
-    try:
-        found = client.get("/v1/fleet").value["replicas"]
-    except ClientError as error:
-        raise warning(str(error)) from None
+    found = client.get("/v1/fleet").value["replicas"]
     names = ", ".join(one["id"] for one in found)
     for key, what in (("settings", "settings"), ("version", "versions")):
         if len({one[key] for one in found}) > 1:
@@ -321,7 +324,7 @@ def _has_store(home: Path, settings: config.Config | None) -> bool:
     return (settings is not None and bool(settings.store.url)) or (home / STORE_FILE).exists()
 
 
-@check("journal")
+@check("journal", on_error="warning")
 def _journal(home: Path, settings: config.Config | None) -> str:
     """Check the end of the journal, which is quick; `farhand audit verify` checks all of it."""
     if not _has_store(home, settings):
@@ -331,7 +334,7 @@ def _journal(home: Path, settings: config.Config | None) -> str:
         head, fault = quick_look(home, settings or config.Config())
     except FileNotFoundError:
         raise warning(f"{home / KEY_FILE} is missing: without it the journal cannot be checked") from None
-    except (OSError, FarhandError) as error:
+    except OSError as error:
         raise warning(str(error)) from None
     if stat.S_IMODE(status.st_mode) & 0o077:
         _private(home / KEY_FILE, status, 0o600)
@@ -340,16 +343,13 @@ def _journal(home: Path, settings: config.Config | None) -> str:
     return f"the end is intact, at event {head.id}; `farhand audit verify` checks all of it"
 
 
-@check("history")
+@check("history", on_error="warning")
 def _history(home: Path, settings: config.Config | None) -> str:
     """Compare the size of the journal and the call records with the limits."""
     if not _has_store(home, settings):
         return "none yet"
-    try:
-        with reading(home, settings or config.Config()) as connection:
-            used, cut = usage(connection), checkpoint(connection)
-    except FarhandError as error:
-        raise warning(str(error)) from None
+    with reading(home, settings or config.Config()) as connection:
+        used, cut = usage(connection), checkpoint(connection)
     limits = config.RetentionSection() if settings is None else settings.retention
     size = f" of {limits.history_mb} MB" if limits.history_mb else ", no limit on size"
     age = f"kept {limits.history_days:g} days" if limits.history_days else "no limit on age"
@@ -446,8 +446,6 @@ def _gateway(client: Client) -> tuple[str | None, str | None, Check]:
             health = client.get("/v1/health").value
             status, frozen = health["status"], health.get("frozen")
             version = str(health["version"])
-        except ClientError as error:
-            raise failed(str(error)) from None
         except (KeyError, TypeError):
             raise failed(f"{url} is not a gateway: unexpected answer") from None
         if status != "ok":
@@ -469,10 +467,7 @@ def _version(version: str) -> str:
 
 @check("nodes")
 def _nodes(client: Client) -> str:
-    try:
-        nodes = client.get("/v1/nodes").value["nodes"]
-    except ClientError as error:
-        raise failed(str(error)) from None
+    nodes = client.get("/v1/nodes").value["nodes"]
     online = [node["node_id"] for node in nodes if node["online"]]
     if not online:
         known = f"none of {len(nodes)} is connected" if nodes else "none registered"

@@ -12,8 +12,7 @@ import click
 
 from farhand.cli.client import TOKEN_FILE, Answer, Client, ClientError, ConnectionLost, NoGateway
 from farhand.cli.commands import client_command
-from farhand.cli.json_output import wants_json
-from farhand.cli.output import Column, ago, local_time, plain, remark, show, show_json, show_table
+from farhand.cli.output import Column, ago, local_time, plain, remark, show, show_table
 from farhand.machine.freeze_file import FREEZE_FILE, FreezeFile
 from farhand.machine.jobs.jobs import Jobs
 from farhand.protocol.freeze import FreezeOrder, clean_reason
@@ -121,12 +120,12 @@ def _freeze_home(home: Path, reason: str, error: ClientError) -> int:
         reason = f"cannot write {home / FREEZE_FILE}: {problem}"
         raise ClientError("not_recorded", f"NOT frozen: {error}; and {reason}") from None
     ended = asyncio.run(_end_commands(home))
-    if wants_json():
-        state = {"frozen": True, "since": order.since, "by": order.by, "reason": order.reason, "nodes": []}
-        show_json({**state, "gateway": {"ended_processes": ended}, "pending": str(error)})
-    else:
-        print(f"frozen: the gateway on {home} will start frozen; {ended} processes were ended on this machine")
-        remark(f"other machines are not frozen, as no gateway answered: {plain(str(error))}")
+    state = {"frozen": True, "since": order.since, "by": order.by, "reason": order.reason, "nodes": []}
+    show(
+        {**state, "gateway": {"ended_processes": ended}, "pending": str(error)},
+        f"frozen: the gateway on {home} will start frozen; {ended} processes were ended on this machine",
+        f"other machines are not frozen, as no gateway answered: {plain(str(error))}",
+    )
     return 0
 
 
@@ -137,11 +136,11 @@ def _thaw_home(home: Path, error: ClientError) -> int:
         stored.thaw(time.time_ns() // 1_000_000)
     except OSError as problem:
         raise ClientError("not_recorded", f"cannot write {home / FREEZE_FILE}: {problem}") from None
-    if wants_json():
-        show_json({"frozen": False, "since": None, "by": None, "reason": None, "nodes": [], "pending": str(error)})
-    else:
-        print(f"{'thawed' if frozen else 'it was not frozen'}: the gateway on {home} will start as usual")
-        remark("frozen machines thaw when they connect to it")
+    show(
+        {"frozen": False, "since": None, "by": None, "reason": None, "nodes": [], "pending": str(error)},
+        f"{'thawed' if frozen else 'it was not frozen'}: the gateway on {home} will start as usual",
+        "frozen machines thaw when they connect to it",
+    )
     return 0
 
 

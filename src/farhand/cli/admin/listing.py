@@ -1,4 +1,4 @@
-"""`tools` and `nodes`: what a gateway offers."""
+"""`tools`, `nodes`, `fleet` and `logs`: what a gateway offers, its machines, and the gateways beside it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from farhand.cli.output import (
     plain_lines,
     remark,
     show,
-    show_answer,
     show_json,
     show_list,
     show_table,
@@ -101,6 +100,16 @@ NODE_COLUMNS = [
     Column("LIMITS", _limits, flexible=True, optional=True),
 ]
 
+FLEET_COLUMNS = [
+    Column("GATEWAY", lambda one: f"{one['id']}{' *' if one['self'] else ''}"),
+    Column("VERSION", "version"),
+    Column("STARTED", lambda one: ago(one["started_at"])),
+    Column("SEEN", lambda one: ago(one["beat_at"])),
+    Column("EPOCH", "epoch", right=True),
+    Column("NODES", "nodes", right=True),
+]
+LOG_COLOURS = {"ERROR": "red", "WARN": "yellow"}
+
 
 @client_command
 @click.argument("pattern", required=False, shell_complete=complete_tools)
@@ -126,10 +135,7 @@ def tools(pattern: str | None, cost: bool, client: Client) -> None:
     found = [offer for offer in offers if offer["name"] == pattern]
     found = found or [offer for offer in offers if _matches(offer["name"], pattern)]
     if wants_json():
-        if pattern is None:
-            show_answer(answer)
-        else:
-            show_json({"tools": found})
+        show_json(answer if pattern is None else {"tools": found})
     elif not found:
         near = client.get("/v1/tools", name=pattern).value.get("similar") if pattern else None
         hint = f"; did you mean {' or '.join(map(plain, near))}?" if near else f"; there are {len(offers)} tools"
@@ -198,3 +204,55 @@ def forget(node_id: str, client: Client) -> None:
       farhand nodes forget old-laptop
     """
     show(client.delete("/v1/nodes/{}", node_id), f"forgotten: {node_id}")
+
+
+@client_command
+def fleet(client: Client) -> None:
+    """List the gateways that share the store, with the number of nodes connected to each; * is the one that answered.
+
+    \b
+    Examples:
+      farhand fleet
+      farhand fleet --json
+    """
+
+    def render(answer: dict[str, Any]) -> None:
+        show_table(FLEET_COLUMNS, answer["replicas"])
+        if len({one["settings"] for one in answer["replicas"]}) > 1:
+            remark("the settings of these gateways differ; give all of them the same farhand.toml and environment")
+
+    show(client.get("/v1/fleet"), render)
+
+
+@client_command
+@click.argument("node_id", metavar="NODE", shell_complete=complete_nodes)
+@click.option("-n", "--lines", type=click.IntRange(1, 5000), default=100, show_default=True, help="How many, at most.")
+@click.option("--raw", is_flag=True, help="Print the JSON lines as the node wrote them.")
+def logs(node_id: str, lines: int, raw: bool, client: Client) -> None:
+    """Show the newest lines of a node's log.
+
+    \b
+    Examples:
+      farhand logs laptop
+      farhand logs laptop -n 20 --raw
+    """
+
+    def render(value: dict[str, Any]) -> None:
+        for line in value["lines"]:
+            print(plain(line) if raw else _log_line(line))
+        if value["truncated"]:
+            count = value["count"]
+            remark(f"only the newest {'line' if count == 1 else f'{count} lines'}; --lines shows more")
+
+    show(client.get("/v1/nodes/{}/logs", node_id, lines=lines), render)
+
+
+def _log_line(line: str) -> str:
+    try:
+        entry: Any = json.loads(line)
+        level = str(entry["level"])
+        text = f"{entry['ts']} {level:<5} {entry['event']}: {entry.get('message', '')}"
+        more = " ".join(f"{name}={entry[name]}" for name in ("tool", "callId", "durationMs") if name in entry)
+    except (ValueError, KeyError, TypeError):
+        return plain(line)
+    return paint(plain(f"{text} {more}".rstrip()), LOG_COLOURS.get(level))

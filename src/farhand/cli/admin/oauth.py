@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import click
 
 from farhand.cli.client import Client
 from farhand.cli.commands import command_group
-from farhand.cli.output import Column, ago, hide, show, show_list
+from farhand.cli.output import Column, ago, hide, minute_time, show, show_list
 
 
 def _may(client: dict[str, Any]) -> str:
@@ -28,9 +27,7 @@ def _last_used(client: dict[str, Any]) -> str:
 
 def _expires(client: dict[str, Any]) -> str:
     ends = [grant["expires_at"] for grant in client["grants"]]
-    if None in ends:
-        return "never"
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(max(ends) / 1000))
+    return minute_time(None if None in ends else max(ends))
 
 
 COLUMNS = [

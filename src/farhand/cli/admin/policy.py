@@ -58,8 +58,8 @@ REPLAY_COLUMNS = [
 def policy(client: Client) -> None:
     """Show the rules; explain which one decides a call; test other rules on recorded calls.
 
-    The rules are in `[policy]` of farhand.toml; a change applies to the next call. Below them are the calls that were
-    approved for always, which need no approval; `farhand policy forget` removes one.
+    The rules are in `[policy]` of farhand.toml; a change applies to the next call. Below them are the calls that are
+    approved permanently and run without asking; `farhand policy forget` removes one.
 
     \b
     Examples:
@@ -87,7 +87,7 @@ def policy(client: Client) -> None:
 @policy.command()
 @click.argument("standing_id", metavar="ID")
 def forget(standing_id: str, client: Client) -> None:
-    """Remove an approval for always; the next such call is asked about again.
+    """Remove a permanent approval; the next such call needs an approval again.
 
     \b
     Example:

@@ -28,10 +28,6 @@ COLUMNS = [
 ]
 
 
-def _list(client: Client) -> None:
-    show(client.get("/v1/secrets"), lambda found: show_table(COLUMNS, found["secrets"]))
-
-
 @client_group
 def secret(client: Client) -> None:
     """Manage secrets: values that calls use as {{secret:NAME}} without seeing them.
@@ -43,13 +39,10 @@ def secret(client: Client) -> None:
       farhand secret set GITHUB_TOKEN --node ci --tool 'ci__Bash'
       farhand call ci__Bash command='curl -u me:{{secret:GITHUB_TOKEN}} $URL'
     """
-    _list(client)
+    show(client.get("/v1/secrets"), lambda found: show_table(COLUMNS, found["secrets"]))
 
 
-@secret.command("list")
-def list_secrets(client: Client) -> None:
-    """List names, restrictions and last use."""
-    _list(client)
+secret.add_alias("list", "List names, restrictions and last use.")
 
 
 @secret.command("set")
@@ -95,4 +88,4 @@ def set_secret(
 @click.argument("name")
 def remove(name: str, client: Client) -> None:
     """Remove a secret."""
-    show(client.delete("/v1/secrets/{}", name), lambda _: remark(f"removed {name}"))
+    show(client.delete("/v1/secrets/{}", name), hint=f"removed {name}")

@@ -13,7 +13,19 @@ from farhand.cli.admin.budget import BudgetLimit
 from farhand.cli.client import TOKEN_FILE, Client, ClientError, is_loopback, reason_of
 from farhand.cli.commands import Age, command_group
 from farhand.cli.json_output import wants_json
-from farhand.cli.output import Column, ago, hide, paint, plain, remark, show, show_fields, show_json, show_list
+from farhand.cli.output import (
+    Column,
+    ago,
+    hide,
+    minute_time,
+    paint,
+    plain,
+    remark,
+    show,
+    show_fields,
+    show_json,
+    show_list,
+)
 
 SCOPES: Final = ("read", "chat", "tools.read", "tools.write", "tools.exec", "approve", "pair", "freeze", "admin")
 # An example command for each scope, most powerful first.
@@ -37,11 +49,6 @@ def _state(entry: dict[str, Any]) -> str:
     return "expired" if expired else "valid"
 
 
-def _expires(entry: dict[str, Any]) -> str:
-    at = entry["expires_at"]
-    return "" if at is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(at / 1000))
-
-
 def _only_for(entry: dict[str, Any]) -> str:
     """Return the tools and nodes the token is limited to, such as `laptop__* on laptop`."""
     return " ".join([*entry["tools"], *(["on", *entry["nodes"]] if entry["nodes"] else [])])
@@ -54,7 +61,7 @@ COLUMNS = [
     Column("LABEL", "label", narrow=str),
     Column("CREATED", lambda entry: ago(entry["created_at"]), narrow=hide),
     Column("LAST USED", lambda entry: ago(entry["last_used_at"])),
-    Column("EXPIRES", _expires, optional=True),
+    Column("EXPIRES", lambda entry: minute_time(entry["expires_at"], ""), optional=True),
     Column("SCOPES", lambda entry: " ".join(entry["scopes"]) + (" (by key)" if entry.get("public_key") else "")),
     Column("ONLY FOR", _only_for, optional=True),
 ]
@@ -90,10 +97,7 @@ def show_owner(client: Client) -> None:
         raise ClientError("no_token", f"cannot read {path}: {reason_of(error)}") from None
     if not secret:
         raise ClientError("no_token", f"{path} is blank; remove it and restart the gateway to create a new token")
-    if wants_json():
-        show_json({"token": secret})
-    else:
-        print(secret)
+    show({"token": secret}, secret)
 
 
 @token.command()

@@ -130,7 +130,7 @@ class TerminalChat:
                 return 130
 
     def _take(self, text: str) -> bool:
-        """Carry out a command or send a message; return whether the chat goes on."""
+        """Carry out a command or send a message; return whether the chat continues."""
         if not text.startswith("/") or "\n" in text.strip():
             return self._send(text)
         word, _, rest = text.strip().partition(" ")

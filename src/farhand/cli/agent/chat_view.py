@@ -169,7 +169,7 @@ class ChatView:
     # -- output of running calls --------------------------------------------------------------------------
 
     def _watch_output(self, over: threading.Event) -> None:
-        """Fetch what running commands print, until the run is over."""
+        """Fetch what running commands print, until the run has ended."""
         while not over.wait(LOOK_SECONDS):
             with self._lock:
                 cards = list(self._cards.values())

@@ -177,25 +177,19 @@ def add(
         given = {name: for_task.pop(name) for name in ("timeoutSeconds",) if name in for_task}
         if task or for_task:
             raise click.UsageError("--call takes no options of --task except --timeout.")
-        spec: dict[str, Any] = {"mode": "call", "tool": tool, "args": _arguments(client, tool, text), **given}
-        body = {"schedule": _parse_schedule(client, schedule, tz), "spec": spec, **options_given(**options)}
-        show(client.post("/v1/cron", body), _show_job)
-        return
-    if len(text) != 1:
+        arguments = read_arguments(text, ToolSchema.of(client, tool, text))
+        if not isinstance(arguments, dict):
+            raise click.UsageError("the arguments of --call must be an object.")
+        spec: dict[str, Any] = {"mode": "call", "tool": tool, "args": arguments, **given}
+    elif len(text) != 1:
         raise click.UsageError("give one TEXT, in quotes; or a tool with --call and its arguments.")
-    if for_task and not task:
+    elif for_task and not task:
         options_by_name = {one.name: one.opts[0] for one in click.get_current_context().command.params}
         raise click.UsageError(f"{options_by_name[next(iter(for_task))]} requires --task.")
-    spec = {"mode": "task", "message": text[0], **for_task} if task else {"mode": "systemEvent", "text": text[0]}
+    else:
+        spec = {"mode": "task", "message": text[0], **for_task} if task else {"mode": "systemEvent", "text": text[0]}
     body = {"schedule": _parse_schedule(client, schedule, tz), "spec": spec, **options_given(**options)}
     show(client.post("/v1/cron", body), _show_job)
-
-
-def _arguments(client: Client, tool: str, given: tuple[str, ...]) -> dict[str, Any]:
-    arguments = read_arguments(given, ToolSchema.of(client, tool, given))
-    if not isinstance(arguments, dict):
-        raise click.UsageError("the arguments of --call must be an object.")
-    return arguments
 
 
 @cron.command("show")
@@ -352,17 +346,14 @@ def preview(what: str, count: int, tz: str | None, client: Client) -> None:
 @cron.command()
 def status(client: Client) -> None:
     """Show whether the scheduler is enabled, and the next run."""
-    show(client.get("/v1/cron/status"), _show_status)
-
-
-def _show_status(value: dict[str, Any]) -> None:
-    show_fields(
-        {
-            "scheduler": "on" if value["enabled"] else "off: [schedule] enabled = false",
-            "jobs": f"{value['count']} of {value['maxJobs']}",
-            "due": value["dueCount"],
-            "running": f"{value['runningCount']} of {value['maxConcurrentRuns']}",
-            "next": value.get("nextRunHuman", "nothing"),
-            "now": f"{value['currentTime']} ({value['timezone']})",
-        }
-    )
+    answer = client.get("/v1/cron/status")
+    value = answer.value
+    fields = {
+        "scheduler": "on" if value["enabled"] else "off: [schedule] enabled = false",
+        "jobs": f"{value['count']} of {value['maxJobs']}",
+        "due": value["dueCount"],
+        "running": f"{value['runningCount']} of {value['maxConcurrentRuns']}",
+        "next": value.get("nextRunHuman", "nothing"),
+        "now": f"{value['currentTime']} ({value['timezone']})",
+    }
+    show(answer, lambda _: show_fields(fields))

@@ -9,8 +9,7 @@ import click
 from farhand.cli import output
 from farhand.cli.client import Client, url_path
 from farhand.cli.commands import command_group
-from farhand.cli.json_output import wants_json
-from farhand.cli.output import Column, plain, remark, show
+from farhand.cli.output import Column, show
 
 COLUMNS = [
     Column("ID", "id"),
@@ -57,14 +56,12 @@ def send(text: str, agent: str, message_id: str | None, client: Client, **option
     args = {"text": text, **{name: value for name, value in options.items() if value}}
     headers = {"Idempotency-Key": message_id} if message_id else None
     result = client.invoke("gsv__Message", args, agent_id=agent, headers=headers)
-    where = plain(f"{result['channel']}:{result['to']}")
-    if wants_json():
-        output.show_json(result)
-    elif result["sent"]:
-        print(f"sent to {where}")
+    where = f"{result['channel']}:{result['to']}"
+    if result["sent"]:
+        show(result, f"sent to {where}")
     else:
-        print(f"accepted for {where}; not delivered yet")
-        remark(f"follow it with: farhand message show {result['id']}")
+        hint = f"follow it with: farhand message show {result['id']}"
+        show(result, f"accepted for {where}; not delivered yet", hint)
 
 
 @message.command("list")

@@ -129,7 +129,7 @@ def stop(key: str, client: Client) -> None:
     """
     answer = client.post(url_path("/v1/sessions/{}/stop", key), {})
     stopped = " ".join(answer.value["stopped"])
-    show(answer, f"stopped: {stopped}" if stopped else lambda _: remark("nothing was running"))
+    show(answer, f"stopped: {stopped}" if stopped else "", "" if stopped else "nothing was running")
 
 
 @sessions.command()

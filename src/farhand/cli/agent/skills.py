@@ -19,8 +19,7 @@ from farhand.cli.copy.local_files import (
     tool_errors,
     upload_of,
 )
-from farhand.cli.json_output import wants_json
-from farhand.cli.output import Column, plain, show, show_json, show_list
+from farhand.cli.output import Column, show, show_list
 from farhand.protocol.errors import InvalidArgs
 from farhand.store.objects.base import SKILLS, check_key
 
@@ -71,11 +70,9 @@ def add(folder: str, agent: str | None, client: Client) -> None:
             upload = upload_of(content, status, file.path)
             client.request("PUT", f"{base}{quote(f'{top.name}/{file.inner}')}", upload)
     _remove(client, base, top.name, [inner for inner in old if inner not in in_the_way])
-    if wants_json():
-        show_json({"name": top.name, "agent": agent, "files": len(files), "removed": old})
-    else:
-        count = "1 file" if len(files) == 1 else f"{len(files)} files"
-        print(f"added {plain(top.name)} ({count}) for {plain(agent) if agent else 'every agent'}")
+    count = "1 file" if len(files) == 1 else f"{len(files)} files"
+    document = {"name": top.name, "agent": agent, "files": len(files), "removed": old}
+    show(document, f"added {top.name} ({count}) for {agent or 'every agent'}")
 
 
 def _files(top: Path) -> list[LocalEntry]:

@@ -90,7 +90,8 @@ class ToolSchema:
         if "string" in types:
             return text
         if "array" in others and kind != "object":
-            return [text if self._item_is_text(known) else _guessed(text)]
+            items = known.get("items") if isinstance(known, dict) else None
+            return [text if "string" in self._types(items, 0) else _guessed(text)]
         if kind == "null" and "null" in types and text.strip() == "null":
             return None
         source = f"the content of {file}" if file is not None else repr(text[:100])
@@ -116,9 +117,6 @@ class ToolSchema:
         )
         found = [self._types(choice, depth + 1) for choice in choices]
         return set().union(*found) if all(found) else set()
-
-    def _item_is_text(self, schema: Any) -> bool:
-        return "string" in self._types(schema.get("items"), 0)
 
 
 def _content(key: str, text: str) -> tuple[str, str | None]:

@@ -13,7 +13,7 @@ import click
 from farhand.cli.calls.approval_prompt import ApprovalPrompt
 from farhand.cli.calls.arguments import ToolSchema, read_arguments
 from farhand.cli.calls.fanout import call_many
-from farhand.cli.calls.output_stream import command_output, write
+from farhand.cli.calls.resumable_streams import command_output, write
 from farhand.cli.client import Answer, Client, ClientError, ConnectionLost
 from farhand.cli.commands import client_command, complete_parameters, complete_tools, options_given
 from farhand.cli.json_output import wants_json

@@ -17,7 +17,6 @@ from farhand.cli.output import (
     json_text,
     local_time,
     plain_lines,
-    remark,
     short_time,
     show,
     show_fields,
@@ -133,7 +132,7 @@ def cancel(call_id: str, client: Client) -> int:
     if cancelled:
         show(answer, f"cancelled: {record['error']['message']}")
     else:
-        show(answer, lambda _: remark(f"farhand: the call had already ended: {record['state']}"))
+        show(answer, hint=f"farhand: the call had already ended: {record['state']}")
     return 0 if cancelled else 1
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import click
 
-from farhand.cli.calls.output_stream import resume
+from farhand.cli.calls.resumable_streams import resume
 from farhand.cli.client import READ_SECONDS, Client
 from farhand.cli.commands import client_command
 from farhand.cli.json_output import wants_json

@@ -11,7 +11,7 @@ import click
 from farhand.cli.calls.approval_prompt import ApprovalPrompt
 from farhand.cli.client import Client, ClientError, ConnectionLost
 from farhand.cli.json_output import wants_json
-from farhand.cli.output import Column, duration, plain, remark, show_json, show_table
+from farhand.cli.output import Column, duration, plain, remark, show, show_table
 
 # The gateway sends heartbeats more often than this.
 SILENCE_SECONDS = 60.0
@@ -37,10 +37,7 @@ def call_many(client: Client, body: dict[str, Any], targets: Sequence[str], head
     except KeyboardInterrupt:
         fate = "the calls go on: see `farhand calls`" if headers else "the gateway cancels the running calls"
         raise ClientError("interrupted", f"interrupted; {fate}") from None
-    if wants_json():
-        show_json(answer)
-    else:
-        _show(answer)
+    show(answer, _show)
     return 0 if answer["ok"] else 1
 
 

@@ -1,4 +1,4 @@
-"""`ps` and `attach`: the commands that run on the nodes."""
+"""`ps`, `attach` and `kill`: the commands that run on the nodes."""
 
 from __future__ import annotations
 
@@ -6,29 +6,20 @@ import os
 import queue
 import sys
 import threading
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import click
 
-from farhand.cli.calls.output_stream import command_output, write
-from farhand.cli.calls.prefixes import matching
+from farhand.cli.calls.resumable_streams import command_output, read_input, write
 from farhand.cli.client import Client, ClientError, url_path
 from farhand.cli.commands import client_command, complete_nodes
 from farhand.cli.json_output import wants_json
-from farhand.cli.output import (
-    Column,
-    ago,
-    id_column,
-    plain,
-    plain_lines,
-    remark,
-    show,
-    show_answer,
-    show_json,
-    show_table,
-)
+from farhand.cli.output import Column, ago, id_column, plain, plain_lines, remark, show, show_table
 
 TAIL_BYTES: Final = 4000
+# How many ids an error names.
+MOST_NAMED: Final = 5
 
 Events = queue.Queue[bytes | BaseException | None]
 
@@ -66,18 +57,16 @@ def ps(node_id: str | None, every: bool, client: Client) -> None:
     """
     answer = client.get("/v1/jobs", node_id=node_id or None)
     jobs = [job for job in answer.value["jobs"] if every or job["running"]]
-    if wants_json():
-        if every:
-            show_answer(answer)
+
+    def render(_: Any) -> None:
+        if jobs:
+            show_table(COLUMNS, jobs)
         else:
-            show_json({**answer.value, "jobs": jobs, "count": len(jobs)})
-        return
-    if jobs:
-        show_table(COLUMNS, jobs)
-    else:
-        remark("no matching commands" if node_id or every else "no commands are running")
-    if answer.value["unanswered"]:
-        remark(f"farhand: no answer from {', '.join(answer.value['unanswered'])}")
+            remark("no matching commands" if node_id or every else "no commands are running")
+        if answer.value["unanswered"]:
+            remark(f"farhand: no answer from {', '.join(answer.value['unanswered'])}")
+
+    show(answer if every else {**answer.value, "jobs": jobs, "count": len(jobs)}, render)
 
 
 @client_command
@@ -115,19 +104,13 @@ def attach(node_id: str, job_id: str, tail: bool, client: Client) -> int:
                 cut = False
             write(event, sys.stderr if wants_json() else sys.stdout)
     except (KeyboardInterrupt, EOFError):
-        if wants_json():
-            show_json({**job, "detached": True})
-        else:
-            remark("\n" * sys.stdin.isatty() + "detached; the command goes on")
+        show({**job, "detached": True}, hint="\n" * sys.stdin.isatty() + "detached; the command goes on")
         return 0
     try:
         ended = _find(client, node_id, job["job_id"])
     except ClientError:  # its node has just disconnected
         ended = job
-    if wants_json():
-        show_json(ended)
-    elif not ended["running"]:
-        remark(f"ended: {plain(_state(ended))}")
+    show(ended, hint="" if ended["running"] else f"ended: {plain(_state(ended))}")
     return 0
 
 
@@ -167,6 +150,26 @@ def _find(client: Client, node_id: str, job_id: str) -> dict[str, Any]:
     return dict(found)
 
 
+def matching(found: Iterable[Mapping[str, Any]], given: str, what: str, *fields: str) -> Mapping[str, Any] | None:
+    """Return the one whose id is `given`, or begins or, as tables cut ids, ends with it. None if there is none.
+
+    `fields`: those that hold an id. Raises ClientError if there are several.
+    """
+    everything = list(found)
+
+    def ids(one: Mapping[str, Any]) -> list[str]:
+        return [str(one[field]) for field in fields if one.get(field)]
+
+    for matches in (str.__eq__, str.startswith, str.endswith):
+        near = [one for one in everything if given and any(matches(known, given) for known in ids(one))]
+        if len(near) == 1:
+            return near[0]
+        if near:
+            names = ", ".join(ids(one)[0] for one in near[:MOST_NAMED]) + (", …" if len(near) > MOST_NAMED else "")
+            raise ClientError("ambiguous", f"{len(near)} {what} ids match {given!r}: {names}; give more of the id")
+    return None
+
+
 def _read_output(client: Client, path: str, offset: int, events: Events) -> None:
     try:
         for piece in command_output(client, path, offset):
@@ -180,7 +183,7 @@ def _read_output(client: Client, path: str, offset: int, events: Events) -> None
 def _send_input(client: Client, node_id: str, job_id: str, events: Events) -> None:
     """Send standard input line by line. On a terminal the end of input detaches."""
     text = b""
-    while data := _read_input():
+    while data := read_input():
         *lines, text = (text + data).split(b"\n")
         for line in lines:
             _send(client, node_id, job_id, "submit", line)
@@ -188,13 +191,6 @@ def _send_input(client: Client, node_id: str, job_id: str, events: Events) -> No
         _send(client, node_id, job_id, "write", text)
     if os.isatty(0):
         events.put(EOFError())
-
-
-def _read_input() -> bytes:
-    try:
-        return os.read(0, 65536)
-    except OSError:
-        return b""
 
 
 def _send(client: Client, node_id: str, job_id: str, action: str, data: bytes) -> None:

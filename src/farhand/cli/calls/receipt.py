@@ -12,8 +12,8 @@ import msgspec
 
 from farhand.cli.client import Client, url_path
 from farhand.cli.commands import ClientGroup
-from farhand.cli.json_output import group_json_option, wants_json
-from farhand.cli.output import paint, plain, remark, show, show_fields, show_json
+from farhand.cli.json_output import group_json_option
+from farhand.cli.output import paint, plain, show, show_fields, show_json
 from farhand.protocol.errors import FarhandError
 from farhand.protocol.receipts import Receipt, check
 
@@ -60,10 +60,7 @@ def export(call: str, output: str | None, content: bool, client: Client) -> None
         show_json(found)
         return
     Path(output).write_bytes(msgspec.json.format(msgspec.json.encode(found)) + b"\n")
-    if wants_json():
-        show_json({"file": output})
-    else:
-        remark(f"wrote {output}; `farhand receipt verify {output}` checks it")
+    show({"file": output}, hint=f"wrote {output}; `farhand receipt verify {output}` checks it")
 
 
 @receipt.command("key")
@@ -99,13 +96,14 @@ def verify(file: str, gateway_key: str | None, node_key: str | None, **_: Any) -
     pinned = {name: value for name, value in (("gateway", gateway_key), ("node", node_key)) if value is not None}
     findings = check(found, pinned)
     valid = all(finding.verdict != "mismatch" for finding in findings)
-    if wants_json():
-        show_json({"valid": valid, "call_id": found.call.id, "findings": msgspec.to_builtins(findings)})
-    else:
+
+    def render(_: Any) -> None:
         for finding in findings:
             mark = paint(_MARKS[finding.verdict], bold=finding.verdict == "mismatch")
             print(f"{mark:9} {plain(finding.part)}: {plain(finding.message)}")
         print("valid" if valid else "NOT VALID")
+
+    show({"valid": valid, "call_id": found.call.id, "findings": msgspec.to_builtins(findings)}, render)
     if not valid:
         raise SystemExit(1)
 

@@ -10,8 +10,7 @@ import msgspec
 
 from farhand.cli.client import Client
 from farhand.cli.commands import client_command
-from farhand.cli.json_output import wants_json
-from farhand.cli.output import paint, plain, plain_lines, show_json
+from farhand.cli.output import paint, plain, plain_lines, show
 from farhand.cli.store_reader import reading
 from farhand.config import load
 from farhand.gateway.sessions import replay as replaying
@@ -40,10 +39,7 @@ def replay(run_id: str, client: Client) -> int:
         with reading(client.home, settings) as connection:
             record = replaying.recorded(connection, run_id)
         report = msgspec.to_builtins(asyncio.run(replaying.replay(record)))
-    if wants_json():
-        show_json(report)
-    else:
-        _show(report)
+    show(report, _show)
     return 0 if report["identical"] else 1
 
 

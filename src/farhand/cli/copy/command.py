@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
 from farhand.cli.client import Client
 from farhand.cli.commands import client_command
+from farhand.cli.copy.endpoints import Progress
 from farhand.cli.copy.fetch import fetch
-from farhand.cli.copy.progress import progress_bar
 from farhand.cli.copy.transfers import transfer
 from farhand.cli.copy.upload import upload
 from farhand.cli.json_output import wants_json
-from farhand.cli.output import plain_lines, remark, show_json
+from farhand.cli.output import plain_lines, show
 
 
 @client_command
@@ -37,17 +40,14 @@ def cp(source: str, destination: str, agent: str | None, quiet: bool, client: Cl
     remote = [_is_remote(endpoint, nodes) for endpoint in (source, destination)]
     if not any(remote):
         raise click.UsageError(f"neither {source!r} nor {destination!r} is on a node; `farhand nodes` lists them.")
-    with progress_bar(quiet or wants_json()) as show:
+    with _progress_bar(quiet or wants_json()) as progress:
         if all(remote):
-            answer = transfer(client, source, destination, agent, show)
+            answer = transfer(client, source, destination, agent, progress)
         elif remote[1]:
-            answer = upload(client, source, destination, agent, show)
+            answer = upload(client, source, destination, agent, progress)
         else:
-            answer = fetch(client, source, _path_of(source, nodes), destination, agent, show)
-    if wants_json():
-        show_json(answer)
-    else:
-        remark(f"{answer['bytesTransferred']} bytes copied to {plain_lines(destination)}")
+            answer = fetch(client, source, _path_of(source, nodes), destination, agent, progress)
+    show(answer, hint=f"{answer['bytesTransferred']} bytes copied to {plain_lines(destination)}")
     return 0
 
 
@@ -63,3 +63,19 @@ def _path_of(endpoint: str, nodes: list[str]) -> str:
     """Return the path of an endpoint. Ids may contain colons: the longest known one counts, as for the gateway."""
     ids = [node_id for node_id in (*nodes, "gsv") if endpoint.startswith(f"{node_id}:")]
     return endpoint[len(max(ids, key=len)) + 1 :] if ids else endpoint.partition(":")[2]
+
+
+@contextlib.contextmanager
+def _progress_bar(quiet: bool) -> Iterator[Progress]:
+    """Yield a function that updates a bar on the terminal, or does nothing if standard error is not one."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda _done, _total: None
+        return
+    from rich.console import Console  # noqa: PLC0415
+    from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn, TransferSpeedColumn  # noqa: PLC0415
+    from rich.progress import Progress as Bar  # noqa: PLC0415
+
+    columns = (BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeRemainingColumn())
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

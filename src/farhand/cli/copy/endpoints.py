@@ -1,10 +1,14 @@
-"""The remote endpoint of a copy, as the gateway describes it."""
+"""The remote endpoint of a copy, as the gateway describes it, and the function that reports its progress."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from farhand.cli.client import Client, ClientError, url_path
+
+# Called with the bytes copied so far, and the total if it is known.
+Progress = Callable[[int, int | None], None]
 
 
 def content_path(**query: str | None) -> str:

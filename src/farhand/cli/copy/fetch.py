@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from farhand.cli.client import Client, ClientError
-from farhand.cli.copy.endpoints import content_path, manifest
+from farhand.cli.copy.endpoints import Progress, content_path, manifest
 from farhand.cli.copy.local_files import Kind, replacing, report_skipped, resolve, tool_errors
-from farhand.cli.copy.progress import Progress
 from farhand.machine.files.files import file_errors
 from farhand.protocol.names import source_name
 
@@ -26,7 +25,9 @@ def fetch(
     found = manifest(client, source, agent)
     local = resolve(destination)
     if destination.endswith("/") or local.is_dir():
-        local = resolve(str(local / _own_name(path)))
+        if not (name := source_name(path)):
+            raise ClientError("failed", f"the source path {path!r} does not end in a name; give a full destination")
+        local = resolve(str(local / name))
     done = 0
 
     def fetch_file(endpoint: str, target: Path, *, executable: bool, private: bool) -> None:
@@ -59,12 +60,6 @@ def fetch(
         else:
             report_skipped(entry["path"], Kind.LINK)
     return {"source": source, "destination": destination, "bytesTransferred": done, "files": found["files"]}
-
-
-def _own_name(path: str) -> str:
-    if not (name := source_name(path)):
-        raise ClientError("failed", f"the source path {path!r} does not end in a name; give a full destination")
-    return name
 
 
 def _check(local: Path, entry: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from farhand.cli.client import Answer, Client, ClientError, ConnectionLost, NoGateway
-from farhand.cli.copy.progress import Progress
+from farhand.cli.copy.endpoints import Progress
 from farhand.cli.output import remark
 
 POLL_SECONDS = (0.02, 0.5)

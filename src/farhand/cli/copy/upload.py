@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from farhand.cli.client import Client, ClientError, ConnectionLost
-from farhand.cli.copy.endpoints import content_path, manifest
+from farhand.cli.copy.endpoints import Progress, content_path, manifest
 from farhand.cli.copy.local_files import (
     Kind,
     LocalEntry,
@@ -23,7 +23,6 @@ from farhand.cli.copy.local_files import (
     tool_errors,
     upload_of,
 )
-from farhand.cli.copy.progress import Progress
 from farhand.cli.output import plain
 from farhand.gateway.workspace.workspace import clean
 from farhand.protocol.names import MAIN_AGENT

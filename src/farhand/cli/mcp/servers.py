@@ -7,11 +7,10 @@ import shlex
 import time
 import webbrowser
 from typing import Any, Final
-from urllib.parse import quote
 
 import click
 
-from farhand.cli.client import Client, ClientError
+from farhand.cli.client import Client, ClientError, url_path
 from farhand.cli.commands import client_group
 from farhand.cli.json_output import wants_json
 from farhand.cli.mcp.bridge import Bridge
@@ -125,22 +124,19 @@ def add(client: Client, name: str, command: tuple[str, ...], server_url: str | N
     body |= {"url": server_url} if server_url else {"command": list(command)}
     client.post("/v1/mcp/servers", body)
     entry = _settled(client, name)
-    if wants_json():
-        show_json(entry)
-        return
-    if entry["state"] == "ready":
-        names = ", ".join(f"{name}__{tool['name']}" for tool in entry["tools"])
-        print(plain(f"added: {name} with {len(entry['tools'])} tools" + (f": {names}" if names else "")))
-    elif entry["state"] == "login_required":
-        print(plain(f"added: {name}; it requires a login: run `farhand mcp login {name}`"))
-    elif entry["state"] == "starting":
-        print(plain(f"added: {name}; it is still starting, see `farhand mcp list`"))
-    else:
+    names = ", ".join(f"{name}__{tool['name']}" for tool in entry["tools"])
+    texts = {
+        "ready": f"added: {name} with {len(entry['tools'])} tools" + (f": {names}" if names else ""),
+        "login_required": f"added: {name}; it requires a login: run `farhand mcp login {name}`",
+        "starting": f"added: {name}; it is still starting, see `farhand mcp list`",
+    }
+    if entry["state"] not in texts and not wants_json():
         raise ClientError(
             "mcp_server_failed",
             f"the MCP server {name!r} was added, but cannot be used: {entry['error']}; it is tried again, and "
             f"`farhand mcp remove {name}` removes it",
         )
+    show(entry, texts.get(entry["state"], ""))
 
 
 @mcp.command("list")
@@ -168,26 +164,26 @@ def show_server(client: Client, name: str) -> None:
     Example:
       farhand mcp show time
     """
-    answer = client.get("/v1/mcp/servers/{}", name)
-    if wants_json():
-        show_json(answer.value)
-        return
-    entry = answer.value
-    show_fields(
-        {
-            "name": entry["name"],
-            "state": entry["state"],
-            "error": entry["error"],
-            "server": _place(entry),
-            "env": " ".join(entry["env"]),
-            "headers": " ".join(entry["headers"]),
-            "restarts": entry["restarts"],
-        }
-    )
-    for tool in entry["tools"]:
-        _show_tool(entry["name"], tool)
-    if entry["held"]:
-        remark(f"\nAccept the changes with `farhand mcp accept {name}`, or some with `farhand mcp accept {name} TOOL`.")
+
+    def render(entry: dict[str, Any]) -> None:
+        show_fields(
+            {
+                "name": entry["name"],
+                "state": entry["state"],
+                "error": entry["error"],
+                "server": _place(entry),
+                "env": " ".join(entry["env"]),
+                "headers": " ".join(entry["headers"]),
+                "restarts": entry["restarts"],
+            }
+        )
+        for tool in entry["tools"]:
+            _show_tool(entry["name"], tool)
+        if entry["held"]:
+            hint = f"`farhand mcp accept {name}`, or some with `farhand mcp accept {name} TOOL`"
+            remark(f"\nAccept the changes with {hint}.")
+
+    show(client.get("/v1/mcp/servers/{}", name), render)
 
 
 def _show_tool(server: str, tool: dict[str, Any]) -> None:
@@ -221,7 +217,7 @@ def accept(client: Client, name: str, tools: tuple[str, ...], yes: bool) -> None
             _show_tool(name, tool)
         click.confirm("\nOffer these tools to models and callers?", abort=True)
     body = {"tools": list(tools), "digests": {tool["name"]: tool["digest"] for tool in chosen}}
-    answer = client.post(f"/v1/mcp/servers/{_quoted(name)}/accept", body)
+    answer = client.post(url_path("/v1/mcp/servers/{}/accept", name), body)
     show(answer, f"accepted: {', '.join(tool['name'] for tool in chosen) or 'nothing was held back'}")
 
 
@@ -246,7 +242,7 @@ def restart(client: Client, name: str) -> None:
     Example:
       farhand mcp restart time
     """
-    answer = client.post(f"/v1/mcp/servers/{_quoted(name)}/restart")
+    answer = client.post(url_path("/v1/mcp/servers/{}/restart", name))
     show(answer, f"restarted: {name}; see `farhand mcp list`")
 
 
@@ -265,7 +261,7 @@ def login(client: Client, name: str, browser: bool, redirected: str | None) -> N
       farhand mcp login notes
       farhand mcp login notes --redirected 'http://localhost:3210/…'
     """
-    path = f"/v1/mcp/servers/{_quoted(name)}/login"
+    path = url_path("/v1/mcp/servers/{}/login", name)
     if redirected is None:
         url = client.post(path, {}).value["authorize_url"]
         if wants_json():
@@ -279,10 +275,7 @@ def login(client: Client, name: str, browser: bool, redirected: str | None) -> N
     entry = _settled(client, name, LOGIN_SECONDS, ("ready", "failed", "login_required") if redirected else ("ready",))
     if entry["state"] != "ready":
         raise ClientError("mcp_login_failed", f"the login to {name!r} failed: {entry['error']}")
-    if wants_json():
-        show_json(entry)
-    else:
-        print(plain(f"logged in: {name} with {len(entry['tools'])} tools"))
+    show(entry, f"logged in: {name} with {len(entry['tools'])} tools")
 
 
 def _settled(
@@ -308,7 +301,3 @@ def _pairs(given: tuple[str, ...], separator: str, option: str) -> dict[str, str
             raise click.UsageError(f"{option} takes NAME{separator}VALUE, not {text!r}.")
         found[name.strip()] = value.strip() if separator == ":" else value
     return found
-
-
-def _quoted(name: str) -> str:
-    return quote(name, safe="")

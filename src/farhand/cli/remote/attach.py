@@ -7,9 +7,8 @@ from typing import Any
 
 from farhand.cli.client import Client, ClientError
 from farhand.cli.json_output import wants_json
-from farhand.cli.output import remark, show_json
-from farhand.cli.remote.start import FAILED, exit_status, started
-from farhand.cli.remote.window import own_size
+from farhand.cli.output import remark, show
+from farhand.cli.remote.start import FAILED, exit_status, own_size, started
 
 
 def open_terminal(client: Client, node_id: str, args: dict[str, Any], *, detach: bool) -> int:
@@ -21,10 +20,7 @@ def open_terminal(client: Client, node_id: str, args: dict[str, Any], *, detach:
         raise ClientError(ended["error"]["kind"], ended["error"]["message"])
     terminal_id: str = ended["request_id"]
     if detach:
-        if wants_json():
-            show_json({"terminal_id": terminal_id, "node": node_id, "pid": ended["result"]["pid"]})
-        else:
-            print(terminal_id)
+        show({"terminal_id": terminal_id, "node": node_id, "pid": ended["result"]["pid"]}, terminal_id)
         return 0
     return attach(client, terminal_id)
 

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shlex
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, TextIO
 
 import click
 
-from farhand.cli.calls.output_stream import command_output, write
+from farhand.cli.calls.resumable_streams import command_output, read_input, write
 from farhand.cli.client import Client, ClientError, ConnectionLost, NoGateway, Upload
 from farhand.cli.commands import Age, client_options, complete_nodes
 from farhand.cli.json_output import wants_json
-from farhand.cli.output import plain_lines, remark, show_json
+from farhand.cli.output import plain_lines, remark, show, show_json
 from farhand.cli.remote.attach import open_terminal
 from farhand.cli.remote.start import exit_status, fail, started
 from farhand.protocol.errors import FarhandError
@@ -28,7 +27,6 @@ from farhand.protocol.errors import FarhandError
 TIMED_OUT: Final = 124
 INTERRUPTED: Final = 130
 INTERRUPTS: Final = 3
-PIECE_BYTES: Final = 65536
 POLL_SECONDS: Final = 0.2
 
 
@@ -120,10 +118,8 @@ def _detached(client: Client, node_id: str, args: dict[str, Any]) -> int:
     ended = started(client, body, ask=not wants_json())
     if not ended["ok"]:
         raise ClientError(ended["error"]["kind"], ended["error"]["message"])
-    if wants_json():
-        show_json({"job_id": ended["result"]["sessionId"], "call_id": ended["request_id"], "node_id": node_id})
-    else:
-        print(ended["result"]["sessionId"])
+    job_id = ended["result"]["sessionId"]
+    show({"job_id": job_id, "call_id": ended["request_id"], "node_id": node_id}, job_id)
     return 0
 
 
@@ -207,7 +203,7 @@ class _Run:
             threading.Thread(target=self._send_input, daemon=True).start()
 
     def _send_input(self) -> None:
-        pieces = iter(()) if sys.stdin.isatty() else _standard_input()
+        pieces = iter(()) if sys.stdin.isatty() else iter(read_input, b"")
         try:
             with (
                 self._client.open("POST", f"/v1/calls/{self._call_id}/input", Upload(None, pieces), seconds=None) as (
@@ -258,17 +254,6 @@ class _Run:
 
 class _Cancelled(BaseException):
     """Ctrl-C ended the call itself."""
-
-
-def _standard_input() -> Iterator[bytes]:
-    while True:
-        try:
-            data = os.read(0, PIECE_BYTES)
-        except OSError:  # closed
-            return
-        if not data:
-            return
-        yield data
 
 
 def _thread(work: Callable[[], object], failures: list[BaseException]) -> threading.Thread:

@@ -1,4 +1,4 @@
-"""`shell` and `terminals`: terminals on other machines, which go on without their viewers."""
+"""`shell` and `terminals`: terminals on other machines, which keep running without viewers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from farhand.cli.calls.prefixes import matching
+from farhand.cli.calls.jobs import matching
 from farhand.cli.client import Client
 from farhand.cli.commands import client_command, complete_nodes
 from farhand.cli.json_output import wants_json

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
-import sys
 from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
 from farhand.cli.calls.approval_prompt import ApprovalPrompt
 from farhand.cli.client import Client, ConnectionLost, read_events
-from farhand.cli.json_output import wants_json
-from farhand.cli.output import plain_lines, show_json
+from farhand.cli.output import plain_lines, show
 from farhand.protocol.errors import FarhandError
 
 # As that of `docker run`: Farhand itself failed.
@@ -19,10 +18,8 @@ FAILED: Final = 125
 
 def fail(error: FarhandError) -> NoReturn:
     """Report a failure of Farhand itself, with the status that no command should have."""
-    if wants_json():
-        show_json({"error": {"code": getattr(error, "code", "failed"), "message": str(error)}})
-    else:
-        print(f"farhand: {plain_lines(str(error))}", file=sys.stderr)
+    document = {"error": {"code": getattr(error, "code", "failed"), "message": str(error)}}
+    show(document, hint=f"farhand: {plain_lines(str(error))}")
     raise SystemExit(FAILED)
 
 
@@ -57,3 +54,15 @@ def exit_status(code: Any, name: Any) -> int:
     except KeyError:
         digits = str(name).removeprefix("SIG")
         return 128 + int(digits) if digits.isdecimal() else FAILED
+
+
+def own_size() -> tuple[int, int]:
+    """Return columns and rows as the terminal has them, whatever COLUMNS and LINES say; 80 and 24 without one."""
+    for descriptor in (1, 0, 2):
+        try:
+            cols, rows = os.get_terminal_size(descriptor)
+        except OSError:
+            continue
+        if cols > 0 and rows > 0:
+            return cols, rows
+    return 80, 24

@@ -17,9 +17,10 @@ from typing import Any, Final
 import picows
 
 from farhand import __version__
+from farhand.cli.calls.resumable_streams import read_input
 from farhand.cli.client import Client, ClientError, tls_context
 from farhand.cli.output import remark
-from farhand.cli.remote.window import own_size
+from farhand.cli.remote.start import own_size
 
 DETACH: Final = b"\x1d"  # Ctrl-]
 # Output from before that is shown when attaching to a terminal again.
@@ -35,7 +36,7 @@ class TerminalClient:
     """Shows one terminal until it ends or the user detaches."""
 
     def __init__(self, client: Client, terminal_id: str, *, again: bool) -> None:
-        """`again`: the terminal was opened before; its screen is drawn anew."""
+        """`again`: the terminal was opened before; its screen is redrawn."""
         self._client = client
         self._terminal_id = terminal_id
         self._offset = -SHOWN_BYTES if again else 0
@@ -55,7 +56,7 @@ class TerminalClient:
         loop = asyncio.get_running_loop()
         self._over = loop.create_future()
         if sys.stdin.isatty():
-            loop.add_reader(0, lambda: self._on_input(_read()))
+            loop.add_reader(0, lambda: self._on_input(read_input()))
         else:  # files cannot be polled
             threading.Thread(target=self._pass_on_input, args=(loop,), daemon=True).start()
         with contextlib.suppress(ValueError, OSError):
@@ -137,7 +138,7 @@ class TerminalClient:
                     self._connection.greeted = True
                 same = (message["cols"], message["rows"]) == own_size()
                 if same and self._redraw and sys.stdout.isatty():
-                    # Programs draw their screen anew only if its size changes.
+                    # Programs redraw their screen only if its size changes.
                     self._say_size(message["cols"], max(1, message["rows"] - 1))
                 if not same or self._redraw:
                     self._resize()
@@ -153,7 +154,7 @@ class TerminalClient:
     def _pass_on_input(self, loop: asyncio.AbstractEventLoop) -> None:
         """Read standard input in a thread of its own."""
         with contextlib.suppress(RuntimeError):  # the loop is closed
-            while data := _read():
+            while data := read_input():
                 asyncio.run_coroutine_threadsafe(self._accept(data), loop).result()
             loop.call_soon_threadsafe(self._on_input, b"")
 
@@ -245,13 +246,6 @@ def _explained(error: Exception) -> ClientError:
         text = error.raw_body.decode(errors="replace").strip()[:500]
         return ClientError("refused", f"the gateway refused the terminal: {text}")
     return ClientError("connection_lost", f"cannot connect to the terminal: {error or type(error).__name__}")
-
-
-def _read() -> bytes:
-    try:
-        return os.read(0, MAX_TYPED)
-    except OSError:
-        return b""
 
 
 @contextlib.contextmanager

@@ -19,14 +19,14 @@ import msgspec
 
 from farhand.cli.client import CONNECT_SECONDS, Client, ClientError, NoGateway, reason_of
 from farhand.cli.json_output import json_option, print_only
-from farhand.cli.output import remark, show_json
+from farhand.cli.output import show
 from farhand.cli.run.node import NODE_TOKEN_FILE, TRUST, node, node_options, run_until_stopped
 from farhand.machine.files.private_files import replace_private
 from farhand.machine.home import DEFAULT_PORT, home_folder, make_home
 from farhand.node.identity import NodeKey
-from farhand.node.lent_limits import LendingError, LendingLimits, effective_limits, store_limits
 from farhand.node.names import default_node_id
 from farhand.node.program import node_folder
+from farhand.node.stored_limits import LendingError, LendingLimits, effective_limits, store_limits
 from farhand.protocol.join_codes import JoinCode, certificate_pin
 from farhand.protocol.names import validate_node_id
 
@@ -39,8 +39,8 @@ Answered = TypeVar("Answered", bound=msgspec.Struct)
 @node.command()
 @click.option("--id", "node_id", help="Name of the node.  [default: the host name]")
 @click.option("--home", type=click.Path(file_okay=False), help="State of the node.  [~/.farhand]")
-@json_option()
-def key(node_id: str | None, home: str | None, as_json: bool) -> None:
+@json_option(expose_value=False)
+def key(node_id: str | None, home: str | None) -> None:
     """Show the public key of this machine's node, creating the key pair the first time.
 
     Register it with `farhand token create --node ID --public-key KEY`; then `farhand node` needs no token. The private
@@ -58,11 +58,8 @@ def key(node_id: str | None, home: str | None, as_json: bool) -> None:
     place = home_folder(home)
     make_home(place)
     made = NodeKey.make(node_folder(place, name))
-    if as_json:
-        show_json({"node_id": name, "public_key": made.public})
-    else:
-        print(made.public)
-        remark(f"On the gateway: farhand token create --node {shlex.quote(name)} --public-key {made.public}")
+    hint = f"On the gateway: farhand token create --node {shlex.quote(name)} --public-key {made.public}"
+    show({"node_id": name, "public_key": made.public}, made.public, hint)
 
 
 @click.command()

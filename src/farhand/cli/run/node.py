@@ -12,7 +12,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 import click
@@ -23,9 +23,11 @@ from farhand.cli.run.runtime import run_loop, set_up_logging
 from farhand.machine import tracing
 from farhand.machine.files.undo_log import MIB, QUOTA
 from farhand.machine.home import home_folder, make_home
-from farhand.machine.sandbox.bubblewrap import Steering
-from farhand.machine.sandbox.confinement import Confinement, unconfined
-from farhand.machine.sandbox.lent import LEVELS
+from farhand.machine.sandbox.confinement import Confinement, Steering
+from farhand.machine.sandbox.egress import EgressProxy, NetworkRule
+from farhand.machine.sandbox.egress_credentials import EgressCredentials
+from farhand.machine.sandbox.levels import LEVELS, ChosenSandbox
+from farhand.node.confinement import NoSandboxSettings
 from farhand.node.identity import KEY_FILE
 from farhand.node.names import default_node_id
 from farhand.node.program import NodeOptions, node_folder, run_node
@@ -34,6 +36,9 @@ from farhand.protocol.redaction import KnownSecrets
 from farhand.sdk import client as sdk_client
 from farhand.sdk.client import socket_url
 from farhand.sdk.errors import Refused
+
+if TYPE_CHECKING:
+    from farhand.app.sandbox import LiveConfinement
 
 # What `farhand join` stores: the gateway, this node's id and token, and the certificates to trust.
 NODE_TOKEN_FILE = "node-token.json"  # noqa: S105
@@ -66,7 +71,9 @@ NODE_OPTIONS = (
     click.option("--memory", metavar="SIZE", default="", help="Memory for confined commands, such as 2G."),
     click.option("--cpus", metavar="N", default="", help="CPUs for confined commands, such as 1.5."),
     click.option("--processes", metavar="N", default="", help="How many processes confined commands may have."),
-    click.option("--disk", metavar="SIZE", default="", help="Largest file that a confined command may write."),
+    click.option(
+        "--disk", metavar="SIZE", default="", help="How much a confined command may add to --root, such as 10G."
+    ),
     click.option(
         "--undo-quota",
         type=click.IntRange(min=0),
@@ -176,7 +183,9 @@ def run_until_stopped(
         agent_workspace=with_parent is not None,
         home=home,
         use_key=not options["token"] and (node_folder(home, node_id) / KEY_FILE).exists(),
-        confinement=lambda workspace: _SandboxSettings(home, workspace, agent_workspace=with_parent is not None),
+        sandbox_settings=lambda workspace, home, folder: _SandboxSettings(
+            home, workspace, folder, agent_workspace=with_parent is not None
+        ),
     )
 
     async def serve() -> None:
@@ -216,23 +225,55 @@ class _SandboxSettings:
     Reading the settings needs several megabytes of memory, so a home without settings does not load that code.
     """
 
-    def __init__(self, home: Path, workspace: Path, *, agent_workspace: bool) -> None:
-        """`agent_workspace`: the folder is that of an agent, whose steering files no command of a node may change."""
+    def __init__(self, home: Path, workspace: Path, folder: Path, *, agent_workspace: bool) -> None:
+        """Made in the event loop of the node, whose own folder is `folder`.
+
+        `agent_workspace`: the folder is that of an agent, whose steering files no command of a node may change.
+        """
         self._home = home
         self._agent_workspace = agent_workspace
         self._workspace = workspace
-        self._live: Callable[[], Confinement] | None = None
+        self._loop = asyncio.get_running_loop()
+        self._added = EgressCredentials(folder, folder / "egress")
+        self._proxy = EgressProxy(folder / "egress", self._rule, self._added)
+        self._name = folder.name
+        self._live: LiveConfinement | None = None
+        self._unconfined = NoSandboxSettings(workspace, home)
 
     def __call__(self) -> Confinement:
         """Return the current confinement. Raises Failed if the settings are invalid."""
+        live = self._load()
+        return self._unconfined() if live is None else live()
+
+    def levels(self) -> dict[str, str]:
+        live = self._load()
+        return self._unconfined.levels() if live is None else live.levels()
+
+    def trial_sandbox(self) -> ChosenSandbox:
+        live = self._load()
+        return self._unconfined.trial_sandbox() if live is None else live.trial_sandbox()
+
+    @property
+    def credentials(self) -> EgressCredentials | None:
+        """Those of the proxy, if it is needed when the node starts."""
+        return self._added if self._rule().kind in ("local", "allow") else None
+
+    async def close(self) -> None:
+        await self._proxy.close()
+
+    def _rule(self) -> NetworkRule:
+        return NetworkRule("none") if self._live is None else self._live.network()
+
+    def _load(self) -> LiveConfinement | None:
+        """Return the settings; None if there are none. Raises Failed."""
         if self._live is None:
             settings = (self._home / "farhand.toml").exists()
             if not settings and not any(name.startswith("FARHAND_SANDBOX_") for name in os.environ):
-                return unconfined()
-            self._live = self._load()
-        return self._live()
+                return None
+            self._live = self._read()
+        return self._live
 
-    def _load(self) -> Callable[[], Confinement]:
+    def _read(self) -> LiveConfinement:
         from farhand import config  # noqa: PLC0415
         from farhand.app.sandbox import LiveConfinement  # noqa: PLC0415
 
@@ -240,7 +281,15 @@ class _SandboxSettings:
             live = config.LiveConfig(self._home, config.load(self._home))
             # A node does not know for which caller a command runs, and others can type into it: none may change them.
             steering = Steering.OF_CALLER if self._agent_workspace else Steering.NONE
-            return LiveConfinement(lambda: live.now.sandbox, self._workspace, self._home, steering=steering)
+            return LiveConfinement(
+                lambda: live.now.sandbox,
+                self._workspace,
+                self._home,
+                self._proxy,
+                self._loop,
+                name=self._name,
+                steering=steering,
+            )
         except FarhandError as error:
             raise Failed(f"cannot use the settings in {self._home}: {error}; the command did not run") from None
 

@@ -13,7 +13,7 @@ import click
 from farhand.cli.client import Client, ClientError, is_loopback, reason_of
 from farhand.cli.commands import Age, client_options, options_given
 from farhand.cli.json_output import json_option, wants_json
-from farhand.cli.output import local_time, on_terminal, plain, remark, show_json
+from farhand.cli.output import local_time, on_terminal, plain, remark, show, show_json
 from farhand.cli.run.node import node
 from farhand.packaging.builds import platform, write_bundle
 from farhand.protocol.join_codes import JoinCode
@@ -37,7 +37,7 @@ def pair(node_id: str | None, expires: float, no_qr: bool, client: Client, **lim
     """Create a one-time code for another machine. The gateway must be running.
 
     The line that is printed installs Farhand on the other machine, from this gateway, and connects it. Limits and tags
-    travel with the code: the machine stores them, and whoever uses the code cannot lend more.
+    travel with the code: the machine stores them, and the user of the code cannot lend more.
 
     \b
     Examples:
@@ -108,8 +108,8 @@ def _show_qr(text: str) -> None:
 
 @node.command()
 @click.option("--output", "-o", "file", required=True, type=click.Path(dir_okay=False), help="File to write.")
-@json_option()
-def bundle(file: str, as_json: bool) -> None:
+@json_option(expose_value=False)
+def bundle(file: str) -> None:
     """Write one file that runs a node with nothing but Python.
 
     It contains this version of Farhand and the packages that a node needs, for the same system and Python as here. On
@@ -125,8 +125,9 @@ def bundle(file: str, as_json: bool) -> None:
         write_bundle(path)
     except OSError as error:
         raise ClientError("failed", f"cannot write {path}: {reason_of(error)}") from None
-    if as_json:
-        show_json({"file": str(path), "bytes": path.stat().st_size, "platform": platform()})
-    else:
-        print(f"{path}: {path.stat().st_size / 1_000_000:.1f} MB, for {platform()}")
-        remark(f"on the other machine: python3 {path.name} join CODE")
+    size = path.stat().st_size
+    show(
+        {"file": str(path), "bytes": size, "platform": platform()},
+        f"{path}: {size / 1_000_000:.1f} MB, for {platform()}",
+        f"on the other machine: python3 {path.name} join CODE",
+    )

@@ -74,7 +74,7 @@ def setup(model: str | None, base_url: str | None, api_key_env: str | None, yes:
 def model_changes(
     model: str, base_url: str | None, api_key_env: str | None, api_key: str | None, settings: config.Config
 ) -> Changes:
-    """Return the settings for a model. Raises click.UsageError for values that cannot be meant."""
+    """Return the settings for a model. Raises click.UsageError for invalid values."""
     model = model.strip()
     if not model or not model.isprintable():
         raise click.UsageError("--model is blank.")
@@ -229,12 +229,12 @@ def _ask_channel(client: Client) -> None:
     print(f"   @{name} answers; written. It applies after a restart of the gateway, if one is running.")
 
 
-def telegram_name(token: str, url: str = "https://api.telegram.org") -> str:
+def telegram_name(token: str) -> str:
     """Return the name of the bot that a token belongs to. Raises ClientError."""
     import httpx2  # noqa: PLC0415
 
     try:
-        answer = httpx2.get(f"{url}/bot{token}/getMe", timeout=20).json()
+        answer = httpx2.get(f"https://api.telegram.org/bot{token}/getMe", timeout=20).json()
     except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as error:
         raise ClientError("failed", f"Telegram cannot be reached: {type(error).__name__}") from None
     if not isinstance(answer, dict) or answer.get("ok") is not True:

@@ -8,7 +8,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from farhand.cli.json_output import json_option
-from farhand.cli.output import show_json
+from farhand.cli.output import show
 
 SHELLS: Final = {
     "bash": "add to ~/.bashrc:  source <(farhand completion bash)",
@@ -19,8 +19,8 @@ SHELLS: Final = {
 
 @click.command()
 @click.argument("shell", type=click.Choice(list(SHELLS)))
-@json_option()
-def completion(shell: str, as_json: bool) -> None:
+@json_option(expose_value=False)
+def completion(shell: str) -> None:
     """Print the completion script of a shell. Names of nodes and tools are asked of the running gateway.
 
     \b
@@ -32,7 +32,4 @@ def completion(shell: str, as_json: bool) -> None:
     made = get_completion_class(shell)
     assert made is not None, "click knows these shells"
     script = made(click.Group("farhand"), {}, "farhand", "_FARHAND_COMPLETE").source()
-    if as_json:
-        show_json({"shell": shell, "script": script, "use": SHELLS[shell]})
-    else:
-        print(script)
+    show({"shell": shell, "script": script, "use": SHELLS[shell]}, lambda _: print(script))

@@ -13,8 +13,8 @@ from typing import Any, Final
 import click
 
 from farhand.cli.client import ClientError, reason_of
-from farhand.cli.json_output import group_json_option, json_option
-from farhand.cli.output import remark, show_fields, show_json
+from farhand.cli.json_output import group_json_option, json_option, wants_json
+from farhand.cli.output import remark, show, show_fields, show_json
 from farhand.cli.run.node import NODE_TOKEN_FILE
 from farhand.cli.setup.units import ServiceSpec, farhand_command, launchd_label, launchd_plist, systemd_unit
 from farhand.machine.home import home_folder, make_home
@@ -25,7 +25,7 @@ SECONDS: Final = 60
 
 def _options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
-        json_option(),
+        json_option(expose_value=False),
         click.option("--home", type=click.Path(file_okay=False), help="State and settings.  [~/.farhand]"),
         click.option("--node", "as_node", is_flag=True, help="The node that joined a gateway, not a gateway."),
     ):
@@ -46,7 +46,7 @@ def service() -> None:
 @_options
 @click.option("--print", "print_only", is_flag=True, help="Print the file, and change nothing.")
 @click.option("--no-start", is_flag=True, help="Install it, and do not start it now.")
-def install(as_node: bool, home: str | None, as_json: bool, print_only: bool, no_start: bool) -> None:
+def install(as_node: bool, home: str | None, print_only: bool, no_start: bool) -> None:
     """Install the service and start it.
 
     The gateway takes its address from farhand.toml. Variables for the service, such as a model's key, are read from the
@@ -67,48 +67,45 @@ def install(as_node: bool, home: str | None, as_json: bool, print_only: bool, no
         raise ClientError("failed", "this machine has joined no gateway; run `farhand join CODE` first")
     make_home(spec.home)
     manager.install(start=not no_start)
-    _show(manager, as_json, f"installed {manager.file}" + ("" if no_start else "; it runs, also after a restart"))
+    _show(manager, f"installed {manager.file}" + ("" if no_start else "; it runs, also after a restart"))
 
 
 @service.command()
 @_options
-def uninstall(as_node: bool, home: str | None, as_json: bool) -> None:
+def uninstall(as_node: bool, home: str | None) -> None:
     """Stop the service and remove it. The home stays."""
     manager = _manager(_spec(home_folder(home), as_node=as_node))
     if not manager.file.exists():
         raise ClientError("not_found", f"the service is not installed: there is no {manager.file}")
     manager.uninstall()
-    _show(manager, as_json, f"removed {manager.file}")
+    _show(manager, f"removed {manager.file}")
 
 
 @service.command()
 @_options
-def start(as_node: bool, home: str | None, as_json: bool) -> None:
+def start(as_node: bool, home: str | None) -> None:
     """Start the service."""
     manager = _installed(home, as_node=as_node)
     manager.start()
-    _show(manager, as_json, f"started {manager.spec.name}")
+    _show(manager, f"started {manager.spec.name}")
 
 
 @service.command()
 @_options
-def stop(as_node: bool, home: str | None, as_json: bool) -> None:
+def stop(as_node: bool, home: str | None) -> None:
     """Stop the service until the next start of the machine."""
     manager = _installed(home, as_node=as_node)
     manager.stop()
-    _show(manager, as_json, f"stopped {manager.spec.name}")
+    _show(manager, f"stopped {manager.spec.name}")
 
 
 @service.command()
 @_options
-def status(as_node: bool, home: str | None, as_json: bool) -> int:
+def status(as_node: bool, home: str | None) -> int:
     """Show whether the service runs. The exit status is 0 only if it does."""
     manager = _manager(_spec(home_folder(home), as_node=as_node))
     known = manager.status()
-    if as_json:
-        show_json(known)
-    else:
-        show_fields({"service": manager.spec.name, **known})
+    show(known, lambda _: show_fields({"service": manager.spec.name, **known}))
     return 0 if known["active"] else 1
 
 
@@ -116,13 +113,12 @@ def status(as_node: bool, home: str | None, as_json: bool) -> int:
 @_options
 @click.option("--lines", type=click.IntRange(1, 100_000), default=LINES, show_default=True, help="How many.")
 @click.option("--follow", "-f", is_flag=True, help="Wait for more.")
-def logs(as_node: bool, home: str | None, as_json: bool, lines: int, follow: bool) -> int:
+def logs(as_node: bool, home: str | None, lines: int, follow: bool) -> int:
     """Show the newest lines that the service printed."""
     manager = _installed(home, as_node=as_node)
-    command = manager.log_command(lines, follow=follow and not as_json)
-    if as_json:
-        done = _run(command)
-        show_json({"lines": done.stdout.splitlines()})
+    command = manager.log_command(lines, follow=follow and not wants_json())
+    if wants_json():
+        show_json({"lines": _run(command).stdout.splitlines()})
         return 0
     try:
         return subprocess.run(command, check=False).returncode
@@ -130,8 +126,8 @@ def logs(as_node: bool, home: str | None, as_json: bool, lines: int, follow: boo
         raise ClientError("failed", f"cannot run {command[0]}: {reason_of(error)}") from None
 
 
-def _show(manager: Manager, as_json: bool, text: str) -> None:
-    if as_json:
+def _show(manager: Manager, text: str) -> None:
+    if wants_json():
         show_json(manager.status())
     else:
         print(text)
@@ -182,45 +178,20 @@ def _run(command: list[str], *, check: bool = True) -> subprocess.CompletedProce
     return done
 
 
-class Manager:
-    """A service manager with one service; subclasses know its programs."""
+def _write(file: Path, content: bytes) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
+    except OSError as error:
+        raise ClientError("failed", f"cannot write {file}: {reason_of(error)}") from None
 
-    file: Path
-    text: str
+
+class Systemd:
+    """One service of systemd."""
 
     def __init__(self, spec: ServiceSpec) -> None:
         self.spec = spec
         self.remarks: list[str] = []
-
-    def install(self, *, start: bool) -> None:
-        raise NotImplementedError
-
-    def uninstall(self) -> None:
-        raise NotImplementedError
-
-    def start(self) -> None:
-        raise NotImplementedError
-
-    def stop(self) -> None:
-        raise NotImplementedError
-
-    def status(self) -> dict[str, Any]:
-        raise NotImplementedError
-
-    def log_command(self, lines: int, *, follow: bool) -> list[str]:
-        raise NotImplementedError
-
-    def _write(self, content: bytes) -> None:
-        try:
-            self.file.parent.mkdir(parents=True, exist_ok=True)
-            self.file.write_bytes(content)
-        except OSError as error:
-            raise ClientError("failed", f"cannot write {self.file}: {reason_of(error)}") from None
-
-
-class Systemd(Manager):
-    def __init__(self, spec: ServiceSpec) -> None:
-        super().__init__(spec)
         settings = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
         folder = Path("/etc/systemd/system") if spec.system else settings / "systemd" / "user"
         self.file = folder / f"{spec.name}.service"
@@ -230,7 +201,7 @@ class Systemd(Manager):
         if shutil.which("systemctl") is None:
             raise ClientError("failed", "this system has no systemd; `farhand service install --print` shows the unit")
         before = self.file.read_bytes() if self.file.exists() else None
-        self._write(self.text.encode())
+        _write(self.file, self.text.encode())
         try:
             self._control("daemon-reload")
             self._control("enable", self.spec.name)
@@ -238,7 +209,7 @@ class Systemd(Manager):
             if before is None:
                 self.file.unlink(missing_ok=True)
             else:
-                self._write(before)
+                _write(self.file, before)
             raise
         if start:
             self._control("restart", self.spec.name)
@@ -278,9 +249,12 @@ class Systemd(Manager):
         return _run(["systemctl", *([] if self.spec.system else ["--user"]), *arguments], check=check)
 
 
-class Launchd(Manager):
+class Launchd:
+    """One service of launchd."""
+
     def __init__(self, spec: ServiceSpec) -> None:
-        super().__init__(spec)
+        self.spec = spec
+        self.remarks: list[str] = []
         self._label = launchd_label(spec.name)
         top = Path("/Library/LaunchDaemons") if spec.system else Path.home() / "Library" / "LaunchAgents"
         self.file = top / f"{self._label}.plist"
@@ -289,7 +263,7 @@ class Launchd(Manager):
 
     def install(self, *, start: bool) -> None:
         self.spec.log_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._write(self.text.encode())
+        _write(self.file, self.text.encode())
         _run(["launchctl", "bootout", f"{self._domain}/{self._label}"], check=False)
         _run(["launchctl", "enable", f"{self._domain}/{self._label}"])
         if start:
@@ -322,3 +296,6 @@ class Launchd(Manager):
 
     def log_command(self, lines: int, *, follow: bool) -> list[str]:
         return ["tail", "-n", str(lines), *(["-F"] if follow else []), str(self.spec.log_file)]
+
+
+Manager = Systemd | Launchd

@@ -79,6 +79,9 @@ class BudgetsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"[budgets.{scope}] {error}") from None
 
 
+_NO_LIMITS = BudgetsSection()
+
+
 class Left(msgspec.Struct, frozen=True):
     """What the limits of a call leave: why it is denied, if it is, and how long it may run in milliseconds."""
 
@@ -116,11 +119,16 @@ class Budgets:
 
     # -- which limits apply -----------------------------------------------------------------------------
 
+    @property
+    def unlimited(self) -> bool:
+        """Return whether there are no limits at all."""
+        return not self._stored and self._settings() == _NO_LIMITS
+
     async def limits(self, principal: Principal, session_key: str | None) -> tuple[Limit, ...]:
         """Return the limits that apply to what a principal does in a session."""
-        section = self._settings()
-        if not self._stored and section == BudgetsSection():
+        if self.unlimited:
             return ()
+        section = self._settings()
         subjects = [ALL, *self._credentials_of(principal), *await self._sessions_of(principal, session_key)]
         return tuple(limit for subject in subjects for limit in self._of(section, subject).values())
 
@@ -161,20 +169,12 @@ class Budgets:
 
     # -- using ------------------------------------------------------------------------------------------
 
-    async def left(self, limits: Sequence[Limit], wants: Mapping[Unit, Want], nodes: Sequence[str] = ()) -> Left:
-        """Return what is left for work that is about to start; `take` decides."""
+    async def left(self, limits: Sequence[Limit], wants: Mapping[Unit, Want]) -> Left:
+        """Return what is left for work that is about to start; `take` decides, also about machines."""
         now = self._clock()
-
-        def read(tx: Tx) -> list[Use]:
-            for limit in limits:
-                if limit.unit is Unit.MACHINES:
-                    table.check_machines(tx, limit, nodes, now)
-            return [table.use_of(tx, limit, now) for limit in limits if limit.unit in wants]
-
-        try:
-            uses = await self._database.read(read)
-        except BudgetExceeded as error:
-            return Left(explain(error, now))
+        uses = await self._database.read(
+            lambda tx: [table.use_of(tx, limit, now) for limit in limits if limit.unit in wants]
+        )
         for use in uses:
             if use.left < wants[use.limit.unit].least:
                 return Left(explain(BudgetExceeded(use, wants[use.limit.unit].least), now))

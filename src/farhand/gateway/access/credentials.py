@@ -56,8 +56,11 @@ class Credential(msgspec.Struct, frozen=True):
     tools: tuple[str, ...] = ()
     # Nodes it may use; empty: all nodes and the gateway's own tools.
     nodes: tuple[str, ...] = ()
-    # For a pinned run, a description of the pin. The run may use `nodes` and tools that belong to no machine.
+    # For pinned work, a description of the pin, and its node and tag. It may use `nodes` and tools that belong to no
+    # machine.
     pinned: str = ""
+    pin_node: str | None = None
+    pin_tag: str | None = None
     # The credential that made this one, such as a hook's; this one ends with it.
     issuer: str = ""
     # Which tools MCP clients see with it.
@@ -158,10 +161,6 @@ class Credentials:
         # Tokens whose expiry was announced.
         self._expired: set[str] = set()
         self._clock = clock
-        # The expiry times of recognised tokens.
-        self._expiring: dict[str, int] = {}
-        # Valid tokens seen since the last change to any token.
-        self._recognised: dict[str, Credential] = {}
         # When tokens were used since the last `take_uses`.
         self._uses: dict[str, int] = {}
         self._owner = token_hash(owner)
@@ -170,6 +169,8 @@ class Credentials:
         self._makers: dict[str, str] = {token.id: token.made_by for token in tokens}
         self._revoked_nodes = {one.node_id for one in tokens if one.revoked_at is not None and one.node_id is not None}
         self._tokens: dict[bytes, Token] = {}
+        # The rights of callers' tokens, by their hashes.
+        self._callers: dict[bytes, Credential] = {}
         self._by_id: dict[str, Token] = {}
         for token in sorted(tokens, key=lambda one: len(self.lineage(one.id))):  # makers before the tokens they made
             if token.revoked_at is None:
@@ -188,19 +189,9 @@ class Credentials:
 
     def recognise(self, secret: str) -> Credential | None:
         """Return the caller with this token; None if it is not valid."""
-        known = self._recognised.get(secret)
-        if known is not None and self._expiring and secret in self._expiring and self._over(self._expiring[secret]):
-            del self._recognised[secret], self._expiring[secret]
-            known = None
-        if known is None and secret:
-            known = self._recognise(token_hash(secret))
-            token = None if known is None else self._tokens.get(token_hash(secret))
-            if token is not None:
-                self._uses[token.id] = int(self._clock() * 1000)
-            if known is not None and len(self._recognised) < 1024:
-                self._recognised[secret] = known
-                if token is not None and token.expires_at is not None:
-                    self._expiring[secret] = token.expires_at
+        known = self._recognise(token_hash(secret))
+        if known is not None and known is not OWNER:
+            self.note_use(known.id)
         return known
 
     @property
@@ -209,15 +200,12 @@ class Credentials:
         return self._uses
 
     def note_use(self, token_id: str) -> None:
-        """Count a use of a token that was not recognised by its own secret."""
+        """Note that a token is used now."""
         self._uses[token_id] = int(self._clock() * 1000)
 
     def take_uses(self) -> dict[str, int]:
         """Return when tokens were used since the last call, and start over."""
         uses, self._uses = self._uses, {}
-        if uses:
-            self._recognised.clear()
-            self._expiring.clear()
         return uses
 
     def _over(self, expires_at: int | None) -> bool:
@@ -226,16 +214,8 @@ class Credentials:
     def _recognise(self, digest: bytes) -> Credential | None:
         if hmac.compare_digest(digest, self._owner):
             return OWNER
-        token = self._tokens.get(digest)
-        if token is None or token.node_id is not None or self._over(token.expires_at):
-            return None
-        return Credential(
-            token.id,
-            frozenset(token.scopes.split()),
-            tuple(token.tools.split()),
-            tuple(token.nodes.split()),
-            profile="compact" if token.profile == "compact" else "full",
-        )
+        known = self._callers.get(digest)
+        return None if known is None or self._over(self._tokens[digest].expires_at) else known
 
     def ended(self, ids: Iterable[str]) -> str | None:
         """Return why one of these credentials is no longer valid; None while all are."""
@@ -406,8 +386,6 @@ class Credentials:
         A caller's token expires no later than its maker. A node's token does not: it connects a machine, and a token
         that adds machines is usually short-lived.
         """
-        self._recognised.clear()
-        self._expiring.clear()
         self._makers[token.id] = token.made_by
         if token.made_by in self._makers and token.made_by not in self._by_id:
             return False
@@ -416,6 +394,14 @@ class Credentials:
             token = msgspec.structs.replace(token, expires_at=latest)
         self._tokens[token.hash] = token
         self._by_id[token.id] = token
+        if token.node_id is None:
+            self._callers[token.hash] = Credential(
+                token.id,
+                frozenset(token.scopes.split()),
+                tuple(token.tools.split()),
+                tuple(token.nodes.split()),
+                profile="compact" if token.profile == "compact" else "full",
+            )
         return True
 
     def knows(self, token_id: str) -> bool:
@@ -426,12 +412,11 @@ class Credentials:
         """Remove a token and every token it made, directly or indirectly; return an empty list if it is not valid."""
         if token_id not in self._by_id:
             return []
-        self._recognised.clear()
-        self._expiring.clear()
         removed = [token for token in self._by_id.values() if token_id in self.lineage(token.id)]
         removed.sort(key=lambda token: token.id != token_id)
         for token in removed:
             del self._tokens[token.hash], self._by_id[token.id]
+            self._callers.pop(token.hash, None)
             if token.node_id is not None:
                 self._revoked_nodes.add(token.node_id)
         for token in removed:

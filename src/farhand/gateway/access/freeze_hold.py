@@ -8,8 +8,8 @@ from farhand.protocol.freeze import FreezeOrder
 class FreezeHold:
     """Hold the current freeze order; only `gateway.control.freeze` changes it."""
 
-    def __init__(self, order: FreezeOrder | None = None) -> None:
-        self.order = order
+    def __init__(self) -> None:
+        self.order: FreezeOrder | None = None
 
     def __call__(self) -> FreezeOrder | None:
         return self.order

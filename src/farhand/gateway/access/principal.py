@@ -71,9 +71,6 @@ class Principal(msgspec.Struct, frozen=True, omit_defaults=True):
     def reaches(self, node_id: str | None, tool: str, *, of_server: bool = False) -> bool:
         return all(credential.reaches(node_id, tool, of_server=of_server) for credential in self.credentials)
 
-    def replace_actor(self, actor: Credential) -> Principal:
-        return msgspec.structs.replace(self, actor=actor)
-
 
 def covers(one: Credential, other: Credential) -> bool:
     """Return whether an agent may do for `one` everything it may do for `other`."""
@@ -93,6 +90,12 @@ def principal_of(context: CallContext) -> Principal:
     if not isinstance(context.principal, Principal):
         raise TypeError(f"call {context.call_id} of {context.credential} carries no principal")
     return context.principal
+
+
+def readable_owner(context: CallContext) -> str | None:
+    """Return the credential whose sessions and jobs alone a caller may see; None: it may see all."""
+    principal = principal_of(context)
+    return None if principal.may(Scope.READ) else principal.asker.id
 
 
 def encode_credential(credential: Credential) -> bytes:

@@ -92,7 +92,7 @@ class Secrets:
                 raise ValueError(f"{restriction[:100]!r} is not the name of a node or a tool")
         if name not in self._records and len(self._records) >= MOST_SECRETS:
             raise ValueError(f"there are {MOST_SECRETS} secrets already; remove one first")
-        header = _checked_header(value, tools, hosts, header) if hosts or header else ""
+        header = _checked_header(value, nodes, tools, hosts, header) if hosts or header else ""
         record = SecretRecord(
             name,
             self._encrypted(value),
@@ -184,14 +184,14 @@ class Secrets:
 
     # -- settings ---------------------------------------------------------------------------------------
 
-    def resolved(self, settings: Any, user: str, node_id: str | None = None) -> Any:
+    def resolved(self, settings: Any, user: str) -> Any:
         """Return a copy of settings with values instead of handles.
 
         `user` names the part that uses them, as `--tool` of a secret does: `mcp:NAME`, `channel:NAME`, `provider:NAME`.
         Raises NotFound, NotAllowed or InvalidArgs.
         """
         names = names_in(settings)
-        found = {name: self._decrypted(self._allowed(name, user, node_id)) for name in sorted(names)}
+        found = {name: self._decrypted(self._allowed(name, user, None)) for name in sorted(names)}
         self._used(names, user)
         return substituted(settings, found)
 
@@ -221,7 +221,7 @@ class Secrets:
         return [
             EgressCredential(record.name, record.hosts.split(), record.header, seal(self._decrypted(record), public))
             for record in self._records.values()
-            if record.hosts and (not record.nodes or node_id in record.nodes.split())
+            if record.hosts and node_id in record.nodes.split()
         ]
 
     # -- encryption -------------------------------------------------------------------------------------
@@ -252,7 +252,7 @@ def has_secrets_key(home: Path) -> bool:
     return keyring is not None and bool(keyring.get_password(_SERVICE, str(home)))
 
 
-def _checked_header(value: str, tools: Sequence[str], hosts: Sequence[str], header: str) -> str:
+def _checked_header(value: str, nodes: Sequence[str], tools: Sequence[str], hosts: Sequence[str], header: str) -> str:
     """Return the header that carries a secret to its hosts. Raises ValueError."""
     if not hosts:
         raise ValueError("a header needs the hosts whose requests get it")
@@ -267,7 +267,10 @@ def _checked_header(value: str, tools: Sequence[str], hosts: Sequence[str], head
             )
     if not value.isascii() or not value.isprintable():
         raise ValueError("the value of a header must have printable ASCII characters only, without line breaks")
-    return check_header(header or DEFAULT_HEADER)
+    header = check_header(header or DEFAULT_HEADER)
+    if not nodes:
+        raise ValueError("a secret for hosts needs the nodes that get it (--node): a node gets it as soon as it joins")
+    return header
 
 
 def secrets_key(home: Path, environ: Mapping[str, str] = os.environ) -> bytes:

@@ -1,4 +1,4 @@
-"""Standing approvals: calls that the owner approved once for always.
+"""Standing approvals: calls that the owner approved permanently.
 
 A standing approval turns `ask` into `allow` for a call with the same tool, node and arguments, made by the same
 credential on behalf of the same one, from the same origins. It never lifts a `deny`, and it ends with the token that
@@ -20,14 +20,14 @@ from farhand.store.ports import Store
 from farhand.store.tables.standing_approvals import StandingApproval, add_standing, all_standing, remove_standing
 from farhand.store.tables.waiting_calls import Approval
 
-# What is not shown whole to a person cannot be approved for always.
+# What is not shown to a person in full cannot be approved permanently.
 MAX_ARGUMENT_BYTES: Final = 64 * 1024
 MAX_STANDING: Final = 1000
 RULE: Final = "always:"
 
 
 class CannotStand(FarhandError):
-    """A call cannot be approved for always."""
+    """A call cannot be approved permanently."""
 
 
 class StandingApprovals:
@@ -80,10 +80,10 @@ class StandingApprovals:
         return next(found, None)
 
     def check(self, args: bytes) -> None:
-        """Raise CannotStand if a call with these arguments cannot be approved for always."""
+        """Raise CannotStand if a call with these arguments cannot be approved permanently."""
         if len(args) > MAX_ARGUMENT_BYTES:
             raise CannotStand(
-                f"the arguments have {len(args)} bytes, and at most {MAX_ARGUMENT_BYTES} can be approved for always; "
+                f"the arguments have {len(args)} bytes, and at most {MAX_ARGUMENT_BYTES} can be approved permanently; "
                 "approve the call without `always`"
             )
         if len(self._by_id) >= MAX_STANDING:

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Mapping
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from farhand.gateway.access.credentials import OWNER, Credential, Scope
 from farhand.gateway.access.principal import Principal
@@ -179,8 +179,17 @@ def request_frame(call: ToolCall, target: Target, node: Node, timeout_ms: int, k
             session_key=UNSET if call.session_key is None else call.session_key,
             timeout_ms=timeout_ms if connection is not None and connection.resume is not None else UNSET,
             trace=call.trace if call.trace and connection is not None and connection.resume is not None else UNSET,
+            caller=_trial_caller(call) if connection is not None and connection.resume is not None else UNSET,
         )
     )
+
+
+def _trial_caller(call: ToolCall) -> str | UnsetType:
+    if b"trial" not in bytes(call.args):
+        return UNSET
+    arguments = read_arguments(call.args)
+    is_trial = isinstance(arguments, dict) and arguments.get("trial") is True
+    return trial.caller_name(call.asker) or UNSET if is_trial else UNSET
 
 
 def unread(connection: Connection, request: bytes, args: msgspec.Raw) -> str | None:
@@ -203,5 +212,6 @@ def repeated_frame(record: CallRecord, keeps: str = "") -> bytes:
             args=trial.keeping(keeps) if keeps else record.args,
             session_key=UNSET if record.session_key is None else record.session_key,
             timeout_ms=record.deadline_at - record.created_at,
+            caller=_trial_caller(ToolCall(record.id, record.tool, record.args, asker=record.asker)),
         )
     )

@@ -69,7 +69,7 @@ class Target(msgspec.Struct, frozen=True):
 
     def called(self, name: str) -> str:
         """Return the canonical spelling of a name that a caller used."""
-        if self.node is None or split_tool(name) is None:
+        if name == self.tool or self.node is None or split_tool(name) is None:
             return self.tool
         return join_tool(self.node.card.node_id, self.tool)
 
@@ -103,9 +103,10 @@ class Catalog:
         self._servers = ServerTools()
         self._own_targets: dict[str, Target] = {}
         self._disabled = disabled
+        # Targets by name, and at which version of the node registry and with which tools switched off they were found.
         self._found: dict[str, Target] = {}
-        # At which version of the node registry `_found` was true.
         self._found_at = -1
+        self._found_without: Collection[str] = ()
         self._schemas: dict[int, tuple[ToolSpec, ArgumentSchema | None]] = {}
 
     def serve(self, tools: Iterable[Tool], *, offered: bool = True) -> None:
@@ -143,15 +144,16 @@ class Catalog:
         `own`: the gateway tool to use instead. Raises NotFound for an unknown name, SwitchedOff, and Failed for a node
         that is offline.
         """
-        return self._refuse_switched_off(self._of_own(name, own) if own is not None else self._find(name))
-
-    def _find(self, name: str) -> Target:
-        if self._found_at != self._node_registry.version or len(self._found) > MAX_FOUND:
+        if own is not None:
+            return self._refuse_switched_off(self._of_own(name, own))
+        disabled, version = self._disabled(), self._node_registry.version
+        if version != self._found_at or disabled is not self._found_without or len(self._found) > MAX_FOUND:
             self._found.clear()
-            self._found_at = self._node_registry.version
+            self._found_at, self._found_without = version, disabled
         known = self._found.get(name)
         if known is None:
             known, lasts = self._look_for(name)
+            self._refuse_switched_off(known)
             if lasts:
                 self._found[name] = known
         return known
@@ -190,7 +192,7 @@ class Catalog:
 
     def _find_known(self, name: str) -> Target:
         if self.own(name) is not None or not self.away(name):
-            return self._find(name)
+            return self._look_for(name)[0]
         named = split_tool(name)
         nodes = self._node_registry.nodes
         for node in [nodes[named[0]]] if named else [nodes[node_id] for node_id in sorted(nodes)]:
@@ -203,7 +205,7 @@ class Catalog:
                 return Target(node, _unlisted(tool), capability, None)
         if named:
             raise NotFound(f"node {named[0]!r} has no tool {named[1]!r}")
-        return self._find(name)
+        return self._look_for(name)[0]
 
     def away(self, name: str) -> bool:
         """Whether no connected node has the tool; for a name with a node, whether that node is known and offline."""

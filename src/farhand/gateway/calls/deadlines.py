@@ -23,8 +23,7 @@ class Deadlines:
         self._expire = expire
         self._checking: asyncio.TimerHandle | None = None
 
-    def set(self, opened: OpenCall, seconds: float) -> None:
-        loop = asyncio.get_running_loop()
+    def set(self, opened: OpenCall, seconds: float, loop: asyncio.AbstractEventLoop) -> None:
         if seconds < 2 * CHECK_SECONDS:
             opened.deadline = loop.call_later(seconds, self._expire, opened)
             return

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Protocol
@@ -48,7 +49,14 @@ from farhand.store.tables import idempotency as keys
 from farhand.store.tables.accounts.budgets import BudgetExceeded, Limit, Unit, Want
 from farhand.store.tables.calls import CallRecord, CallState
 from farhand.store.tables.fleet import LinkMoved, check_link
-from farhand.store.tables.waiting_calls import ApprovalState, all_waiting, begin_waiting, find_approval, trial_of
+from farhand.store.tables.waiting_calls import (
+    Approval,
+    ApprovalState,
+    all_waiting,
+    begin_waiting,
+    find_approval,
+    trial_of,
+)
 from farhand.tools.node_family import resolved
 from farhand.tools.tool import Tool
 from farhand.tools.trial import OWN, named_trial
@@ -152,6 +160,8 @@ class Gate:
             shared=fleet is not None,
         )
         self.durations = self._lifecycle.durations
+        # By node: when calls were last recovered.
+        self._recovered: dict[str, float] = {}
 
     @property
     def frozen(self) -> FreezeOrder | None:
@@ -182,17 +192,17 @@ class Gate:
         Raises IdempotencyConflict when the key stands for another request, and StoreError when the call could not be
         recorded; it did not run then. Whatever fails later is an end of the call.
         """
+        if not tracing.is_on() and self._fleet is None:
+            return await self._begin(call, principal, own, background, idempotency_key, origins, before)
         span = tracing.begin(f"call {call.tool}", tracing.incoming.get(), **{"farhand.call": call.id})
-        if span.traceparent:
-            call = msgspec.structs.replace(call, trace=span.traceparent)
+        call = msgspec.structs.replace(call, trace=span.traceparent)
         try:
             opened = await self._begun(call, principal, own, background, idempotency_key, origins, before)
         except BaseException as error:
             span.end(f"{type(error).__name__}: {error}")
             raise
-        if span.traceparent:
-            opened.trace = span.traceparent
-            opened.ended().add_done_callback(partial(_end_span, span))
+        opened.trace = span.traceparent
+        opened.ended().add_done_callback(partial(_end_span, span))
         return opened
 
     async def _begun(
@@ -224,10 +234,14 @@ class Gate:
         origins: Sequence[str],
         before: int | None,
     ) -> OpenCall:
-        changed = (
-            () if self._policy() is None or before is not None else await self._changed_files(call, principal, own)
-        )
-        tried = await self._tried(call)
+        changed: tuple[str, ...] | None = ()
+        tried = None
+        if self._policy() is not None:
+            changed = await self._changed_files(call, principal, own) if before is None else ()
+            tried = await self._tried(call)
+        if self.budgets.unlimited:
+            admitted = self._admit(call, principal, background, idempotency_key, own, origins, before, changed, tried)
+            return await self._admitted(admitted, call)
         limits, left, attempts = await self.budgets.limits(principal, call.session_key), Left(), 0
         while True:
             if limits and left.refusal is None:
@@ -245,7 +259,8 @@ class Gate:
     async def _admitted(self, opened: OpenCall, call: ToolCall) -> OpenCall:
         """Record a call that was admitted or refused, and send it. Raises BudgetExceeded, LinkMoved."""
         try:
-            first = await self._record(opened, call)
+            once = opened.read_only and opened.charge is None  # recorded with its end
+            first = call.id if once else await self._record(opened, call)
         except asyncio.CancelledError:
             # The write goes on, so the end has to follow.
             self._lifecycle.apply(opened, CallEvent.HUNG_UP, "the caller hung up before the call was sent")
@@ -347,6 +362,22 @@ class Gate:
             except BudgetExceeded as exceeded:
                 raise Denied(self.budgets.explain(exceeded)) from None
 
+    async def charge_route(self, principal: Principal, size: int = 0) -> Meter:
+        """Count a request that does what a call of a tool would do, and `size` bytes of it.
+
+        Returns a meter for bytes that are not known before. Raises Denied.
+        """
+        limits = await self.budgets.limits(principal, None)
+        if limits:
+            hold, wants = f"route:{new_call_id()}", wants_of(size, 1)
+            wants = {**wants, Unit.BYTES: Want(size, max(size, 1)), Unit.WALL_SECONDS: Want(0, 1)}
+            try:
+                await self.budgets.take(hold, limits, wants)
+            except BudgetExceeded as exceeded:
+                raise Denied(self.budgets.explain(exceeded)) from None
+            await self.budgets.settle(hold, {})
+        return Meter(self.budgets, limits, timed=False)
+
     async def meter(self, principal: Principal, *, timed: bool = False) -> Meter:
         """Return a meter for a connection of a principal. Raises Denied if nothing is left for it."""
         meter = Meter(self.budgets, await self.budgets.limits(principal, None), timed=timed)
@@ -442,6 +473,15 @@ class Gate:
         """Whether calls of a node are open here."""
         return bool(self._lifecycle.of_node(node_id))
 
+    def recovered_at(self, node_id: str) -> float | None:
+        """Return when calls of a node were last taken up that another process had sent, by the monotonic clock.
+
+        None if no call of the node is open here. What the node said before does not tell whether it has them.
+        """
+        if node_id in self._recovered and not self.has_open_calls(node_id):
+            del self._recovered[node_id]
+        return self._recovered.get(node_id)
+
     async def find(self, call_id: str) -> CallRecord | None:
         opened = self._open(call_id)
         if opened is not None:
@@ -497,9 +537,9 @@ class Gate:
             if (order := self._frozen()) is not None:
                 raise order.refusal()
             _check_names(call)
-            call = resolved(call)
+            call = resolved(msgspec.structs.replace(call, asker=call.asker or principal.asker.id))
             target = self._catalog.find(call.tool, own) if before is None else self._catalog.find_known(call.tool)
-            self._policy_check.check_valid(principal)
+            principal = self._policy_check.current(principal)
             allow(target, principal)
             call = self._catalog.checked(target, call)
             self._handles.check(call.args, call.tool, None if target.node is None else target.node.card.node_id)
@@ -548,7 +588,7 @@ class Gate:
             self.durations[record.route, state].add(0.0)
             record = ended(record, state, ToolResult(False, error=ToolFailure.of(refusal)), now, 0.0)
             return OpenCall.settled(shortened(record, self.secrets), raised=refusal)
-        opened = OpenCall(record, own=target.own, principal=principal, origins=tuple(origins))
+        opened = OpenCall(record, own=target.own, principal=principal, origins=tuple(origins), asker=call.asker)
         opened.waiters += not record.background
         if waiting is not None:
             self.waiting_calls.admit(opened, waiting)
@@ -563,7 +603,7 @@ class Gate:
 
     async def _tried(self, call: ToolCall) -> CallRecord | None:
         """Return the call whose trial a call keeps, or whose trial is part of an approval."""
-        if self._policy() is None or self.closing or self.frozen is not None:
+        if self.closing or self.frozen is not None:
             return None
         try:
             named = named_trial(call.tool, read_arguments(call.args))
@@ -600,7 +640,8 @@ class Gate:
         stored = not refused or self.refusals.take(record, record.created_at)
 
         begin = calls.begin if opened.waiting is None else partial(begin_waiting, row=row_of(record, opened.waiting))
-        socket = opened.connection.socket if opened.connection is not None else None
+        connection = opened.connection
+        socket = None if connection is None else connection.socket
         take = None if opened.charge is None else opened.charge.taking(record, record.created_at)
         if key is None:
             if opened.read_only and take is not None:
@@ -648,10 +689,12 @@ class Gate:
         """
         now = self._node_registry.clock()
         rows, wanted = await self._database.read(lambda tx: (all_waiting(tx), None if own is None else own(tx)))
-        for record in await self._database.read(calls.open_calls):
-            if (wanted is not None and record.id not in wanted) or self._open(record.id) is not None:
+        listed = await self._database.read(calls.open_calls)
+        left = [one.id for one in listed if (wanted is None or one.id in wanted) and self._open(one.id) is None]
+        # Read again: a call of this gateway may have ended since it was listed.
+        for record, approval in await self._database.read(partial(_with_approvals, call_ids=left)):
+            if record.ended_at is not None or self._open(record.id) is not None:
                 continue
-            approval = await self._database.read(partial(find_approval, name=record.id))
             if record.state is CallState.WAITING:
                 self.waiting_calls.recover(record, rows.get(record.id))
             else:
@@ -667,6 +710,8 @@ class Gate:
         opened.charge = Charge(())  # what it reserved, if anything, is in the store
         opened.started -= max(0, now - record.created_at) / 1000
         self._lifecycle.admit(opened, max(RETURN_SECONDS, (record.deadline_at - now) / 1000))
+        if record.node_id is not None and record.node_boot is not None:
+            self._recovered[record.node_id] = time.monotonic()
         if self._cancel_invalid(opened):
             return
         if own is not None and own.continues:
@@ -712,9 +757,16 @@ def _end_span(span: tracing.Span, ended: asyncio.Future[CallRecord]) -> None:
 
 def _check_names(call: ToolCall) -> None:
     """Raise InvalidArgs for names that are too long for a session or an agent."""
+    if call.session_key is None and call.agent_id is None:
+        return
     for name, value in (("session_key", call.session_key), ("agent_id", call.agent_id)):
         if value is not None and len(value) > MAX_SESSION_KEY:
             raise InvalidArgs(f"{name} has {len(value)} characters; at most {MAX_SESSION_KEY} are allowed")
+
+
+def _with_approvals(tx: Tx, call_ids: Sequence[str]) -> list[tuple[CallRecord, Approval | None]]:
+    found = [(calls.find(tx, call_id), find_approval(tx, call_id)) for call_id in call_ids]
+    return [(record, approval) for record, approval in found if record is not None]
 
 
 def _no_key() -> bytes:

@@ -73,7 +73,8 @@ async def run(opened: OpenCall, tool: Tool, handles: Secrets) -> tuple[CallEvent
             secrets = handles.values(record.id, record.args, record.tool)
         if secrets and not tool.takes_handles:
             arguments = substituted(arguments, secrets)
-        value = await tool.run(arguments or {}, msgspec.structs.replace(context, secrets=secrets))
+        caller = trial.caller_name(opened.asker or record.asker)
+        value = await tool.run(arguments or {}, msgspec.structs.replace(context, secrets=secrets, trial_caller=caller))
         body = handles.known(secrets.values(), tool.server).redact(msgspec.json.encode(value))
         return CallEvent.SUCCEEDED, ToolResult(ok=True, result=msgspec.Raw(body))
     except asyncio.CancelledError:

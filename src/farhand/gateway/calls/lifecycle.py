@@ -73,6 +73,7 @@ class Lifecycle:
         # How long ended calls took, in milliseconds, by route and final state.
         self.durations: defaultdict[tuple[str, CallState], Durations] = defaultdict(Durations)
         self.closing = False
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._deadlines = Deadlines(self.calls, self.expire)
         self._effects: dict[Effect, Callable[[OpenCall], None]] = {
             Effect.DISPATCH: self.dispatch,
@@ -150,7 +151,8 @@ class Lifecycle:
         self.calls[opened.record.id] = opened
         if opened.node is not None:
             opened.node.running += 1
-        self._deadlines.set(opened, seconds)
+        opened.loop = self._loop = self._loop or asyncio.get_running_loop()
+        self._deadlines.set(opened, seconds, opened.loop)
 
     def check_capacity(self, node: Node | None) -> None:
         """Raise Failed when the gateway or the node has too many calls open."""
@@ -221,8 +223,8 @@ class Lifecycle:
     def _send(self, opened: OpenCall) -> None:
         if opened.own is not None:
             opened.task = asyncio.get_running_loop().create_task(self._run(opened, opened.own))
-        elif opened.connection is not None:
-            opened.connection.link.send(opened.request)
+        elif (connection := opened.connection) is not None:
+            connection.link.send(opened.request)
 
     async def _run(self, opened: OpenCall, tool: Tool) -> None:
         happened = await gateway_tools.run(opened, tool, self._handles)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
 import msgspec
 from msgspec import UNSET
@@ -19,8 +20,8 @@ from farhand.gateway.calls.open_call import (
     OpenCall,
     refused_by_node,
 )
-from farhand.gateway.calls.redaction.excerpts import CUTTING, hide_cuts
-from farhand.gateway.calls.state import CallEvent
+from farhand.gateway.calls.redaction import CUTTING, hide_cuts
+from farhand.gateway.calls.state import CallEvent, OpenState
 from farhand.gateway.nodes.registry import Connection
 from farhand.protocol.calls import NULL, ToolFailure, ToolResult
 from farhand.protocol.errors import ErrorKind, Failed
@@ -34,7 +35,7 @@ from farhand.store.ports import Store, StoreError
 from farhand.store.tables import calls
 from farhand.store.tables.accounts.receipts import SignedAnswer
 from farhand.store.tables.calls import CallRecord
-from farhand.store.tables.fleet import open_among
+from farhand.store.tables.fleet import LinkMoved, open_among, open_on_link
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +47,9 @@ MOST_PROGRESS = 1e15
 # Between two events about the progress of a call, and the number of events about progress and logs of one call.
 PROGRESS_EVENT_MS = 1000
 MOST_PROGRESS_EVENTS = 200
+SEND_AGAIN_SECONDS = 0.5
+# After these, a call is sent to its node.
+_SENDS: Final = (CallEvent.NODE_NEVER_SAW, CallEvent.NODE_ACCEPTED)
 
 
 class NodeCalls:
@@ -200,6 +204,7 @@ class NodeCalls:
         """Handle a new connection: send what never reached the node, and stop what no caller waits for."""
         resume = connection.resume or Resume("")
         known, earlier = {*resume.running, *resume.finished}, set(resume.earlier)
+        unsent: dict[OpenCall, CallEvent] = {}
         for opened in self._lifecycle.of_node(connection.node_id):
             event, reason = CallEvent.NODE_NEVER_SAW, ""
             if opened.record.id in known:
@@ -212,7 +217,12 @@ class NodeCalls:
             elif not opened.wanted:
                 event = CallEvent.NODE_NEVER_SAW_UNWANTED
                 reason = opened.stop_reason or "the call never reached its node and no caller waits for it"
-            self._lifecycle.apply(opened, event, reason)
+            if self._shared and event in _SENDS and opened.state is not OpenState.RECORDING:
+                unsent[opened] = event
+            else:
+                self._lifecycle.apply(opened, event, reason)
+        if unsent:
+            self._start(self._send_again(connection, unsent))
         over = [call_id for call_id in resume.earlier if not self._is_open(call_id)]
         stray = [call_id for call_id in resume.running if not self._is_open(call_id)]
         if connection.own and self._shared:
@@ -225,6 +235,27 @@ class NodeCalls:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    async def _send_again(self, connection: Connection, unsent: Mapping[OpenCall, CallEvent]) -> None:
+        """Send calls over a new connection, if they are still this gateway's to send and it is the node's present one.
+
+        Another gateway may have taken them over, and told their end.
+        """
+        call_ids = [opened.record.id for opened in unsent]
+        operation = partial(open_on_link, call_ids=call_ids, node=connection.node_id, socket=connection.socket or "")
+        while connection.current:
+            try:
+                still_open = await self._database.write(operation, durable=False)
+            except LinkMoved:
+                return
+            except StoreError as error:
+                log.debug("calls of node %s wait for the store: %s", connection.node_id, error)
+                await asyncio.sleep(SEND_AGAIN_SECONDS)
+                continue
+            for opened, event in unsent.items():
+                if opened.record.id in still_open and connection.current:
+                    self._lifecycle.apply(opened, event)
+            return
 
     def _settle_now(self, connection: Connection, over: Sequence[str], stray: Sequence[str]) -> None:
         """Settle calls that a node has from before and that are not open: of an earlier process, or running."""

@@ -84,6 +84,8 @@ class OpenCall(msgspec.Struct, eq=False):
     principal: Principal | None = None
     # Where the call comes from, for the policy.
     origins: tuple[str, ...] = ()
+    # The credential that is behind it.
+    asker: str = ""
     # What its node signed about it.
     receipt: SignedAnswer | None = None
     # The budgets it counts against.
@@ -115,6 +117,8 @@ class OpenCall(msgspec.Struct, eq=False):
     trace: str = ""
     # What the callers were notified of.
     end: CallRecord | None = None
+    # The loop of the gate; looking it up takes a system call.
+    loop: asyncio.AbstractEventLoop | None = None
     _listeners: list[Callable[[CallRecord], None]] = []
     _approval_listeners: list[Callable[[Approval], None]] = []
     _progress_waiters: list[asyncio.Future[None]] = []
@@ -165,7 +169,7 @@ class OpenCall(msgspec.Struct, eq=False):
 
     def ended(self) -> asyncio.Future[CallRecord]:
         """Return a new future for the record of the ended call; cancelling it affects no other caller."""
-        future: asyncio.Future[CallRecord] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[CallRecord] = (self.loop or asyncio.get_running_loop()).create_future()
         if self.end is not None:
             future.set_result(self.end)
         else:

@@ -34,6 +34,11 @@ class Pin(msgspec.Struct, frozen=True, omit_defaults=True):
     def of(cls, node: str | None, tag: str | None) -> Pin | None:
         return cls(node, tag) if node or tag else None
 
+    @classmethod
+    def of_caller(cls, principal: Principal) -> Pin | None:
+        """Return what the work that makes a call is pinned to."""
+        return cls.of(principal.actor.pin_node, principal.actor.pin_tag)
+
     def __str__(self) -> str:
         if self.node is None:
             return f"nodes with the tag {self.tag!r}"
@@ -91,9 +96,17 @@ class Pinned:
         return [name for name, (_, host) in self.specs().items() if host in first]
 
     def principal(self, principal: Principal) -> Principal:
-        """Return the principal with its actor limited to the nodes that are within reach now."""
-        reach = tuple(node.card.node_id for node in self.nodes)
-        return principal.replace_actor(msgspec.structs.replace(principal.actor, nodes=reach, pinned=str(self._pin)))
+        """Return the principal with its actor limited to the nodes that are within reach now.
+
+        An actor with limits of its own keeps them: it then also acts on its own behalf, without the pin.
+        """
+        reach, actor = tuple(node.card.node_id for node in self.nodes), principal.actor
+        asker = actor if principal.on_behalf_of is None and actor.narrowed else principal.on_behalf_of
+        pin = self._pin
+        actor = msgspec.structs.replace(
+            actor, nodes=reach, tools=(), pinned=str(pin), pin_node=pin.node, pin_tag=pin.tag
+        )
+        return Principal(actor, asker)
 
     def name(self, name: str) -> str:
         """Return the full name of the tool that a name means in this run."""

@@ -59,13 +59,28 @@ class PolicyCheck:
 
     def invalid(self, principal: Principal) -> str | None:
         """Return why a credential involved was revoked or has expired; None while all are valid."""
-        return None if self._credentials is None else self._credentials.ended(principal.ids)
+        if self._credentials is None or (principal.actor is OWNER and principal.on_behalf_of is None):
+            return None
+        return self._credentials.ended(principal.ids)
 
     def check_valid(self, principal: Principal) -> None:
         """Raise Denied if a credential involved was revoked or has expired."""
         reason = self.invalid(principal)
         if reason is not None:
             raise Denied(f"{reason}; {DID_NOT_RUN}")
+
+    def current(self, principal: Principal) -> Principal:
+        """Return a principal with the rights that it has now: it may be a stored one.
+
+        Raises Denied if a credential involved was revoked or has expired.
+        """
+        self.check_valid(principal)
+        if self._credentials is None or (principal.actor is OWNER and principal.on_behalf_of is None):
+            return principal
+        actor, asker = self._credentials.reduced(principal.actor), principal.on_behalf_of
+        asker = None if asker is None else self._credentials.reduced(asker)
+        same = actor is principal.actor and asker is principal.on_behalf_of
+        return principal if same else Principal(actor, asker)
 
     async def changed_files(self, call: ToolCall, target: Target, principal: Principal) -> tuple[str, ...] | None:
         """Return the files that an undo or a trial changes, for rules about paths; None if they cannot be known now.

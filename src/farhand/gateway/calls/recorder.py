@@ -1,6 +1,7 @@
 """Records calls: their start before they are sent, their end before anyone is notified.
 
-What arrives in one turn of the event loop is written by one operation with set statements.
+While a group of calls is being written, all others are gathered; they are the next group, written by one operation with
+set statements. The more calls there are, the larger are the groups.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -67,6 +68,8 @@ class _Ending(msgspec.Struct, frozen=True, gc=False):
     end: CallEnd
     # The node that keeps the result until it is acknowledged.
     connection: Connection | None
+    # It has to be on disk before anyone hears of it.
+    durable: bool
 
 
 class Recorder:
@@ -77,9 +80,14 @@ class Recorder:
         connection passed to `end` and the error."""
         self._store = store
         self._recorded = recorded
+        # What is written next.
         self._begins: list[_Begin] = []
-        self._ends: dict[bool, list[_Ending]] = {True: [], False: []}
+        self._ends: list[_Ending] = []
         self._scheduled = False
+        # The number of operations that are being written.
+        self._writing = 0
+        # Looking it up takes a system call.
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
         self._acks: dict[Connection, list[str]] = {}
         # By node and call.
@@ -93,7 +101,8 @@ class Recorder:
         `socket`: the connection it goes to, where several gateways share the store; LinkMoved if it is not the
         node's present one. `take` reserves what the call uses of budgets; what it raises, the future raises.
         """
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._loop = self._loop or asyncio.get_running_loop()
+        future: asyncio.Future[None] = self._loop.create_future()
         self._begins.append(_Begin(record, future, socket, take))
         self._schedule()
         return future
@@ -106,9 +115,8 @@ class Recorder:
         # The node sends the result again until it is acknowledged, which happens after a durable commit; a call that
         # changes nothing can be repeated. Any other end has to be on disk before anyone hears of it.
         kept_by_node = connection is not None and connection.resume is not None
-        charged = opened.charge is not None
-        ending = _Ending(opened, CallEnd(record, stored_as, release_key, charged, opened.receipt), connection)
-        self._ends[not opened.read_only and not kept_by_node].append(ending)
+        end = CallEnd(record, stored_as, release_key, opened.charge is not None, opened.receipt)
+        self._ends.append(_Ending(opened, end, connection, not opened.read_only and not kept_by_node))
         self._schedule()
 
     def late(self, connection: Connection, response: ToolResponse, now: int) -> None:
@@ -153,54 +161,52 @@ class Recorder:
     # -- writing ----------------------------------------------------------------------------------------
 
     def _schedule(self) -> None:
-        if not self._scheduled:
+        if not self._scheduled and not self._writing:
             self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._write_gathered)
+            self._loop = self._loop or asyncio.get_running_loop()
+            self._loop.call_soon(self._write_gathered)
 
     def _write_gathered(self) -> None:
         self._scheduled = False
-        if self._begins:
+        if self._begins or self._ends:
             begins, self._begins = self._begins, []
-            self._write_begins(begins)
-        for durable, endings in self._ends.items():
-            if endings:
-                self._ends[durable] = []
-                self._write_ends(endings, durable)
+            ends, self._ends = self._ends, []
+            self._write(begins, ends)
 
-    def _write_begins(self, begins: list[_Begin]) -> None:
-        self._store.write(partial(store_begins, begins=begins)).add_done_callback(partial(self._begun, begins))
+    def _write(self, begins: list[_Begin], ends: list[_Ending]) -> None:
+        self._writing += 1
+        operation = partial(store_calls, begins=begins, ends=[ending.end for ending in ends])
+        written = self._store.write(operation, durable=bool(begins) or any(ending.durable for ending in ends))
+        written.add_done_callback(partial(self._written, begins, ends))
 
-    def _begun(self, begins: list[_Begin], written: asyncio.Future[None]) -> None:
+    def _written(self, begins: list[_Begin], ends: list[_Ending], written: asyncio.Future[None]) -> None:
+        self._writing -= 1
         error = written.exception()
-        if _one_is_to_blame(error, begins):
-            for one in begins:
-                self._write_begins([one])
+        if error is not None and not isinstance(error, EngineError) and len(begins) + len(ends) > 1:
+            # One of them is to blame.
+            for begin in begins:
+                self._write([begin], [])
+            for ending in ends:
+                self._write([], [ending])
             return
         for begin in begins:
             if not begin.future.done():
                 begin.future.set_result(None) if error is None else begin.future.set_exception(error)
+        for ending in ends:
+            self._ended(ending, error)
+        if not self._writing:
+            self._write_gathered()
 
-    def _write_ends(self, endings: list[_Ending], durable: bool) -> None:
-        ends = [ending.end for ending in endings]
-        written = self._store.write(partial(store_ends, ends=ends), durable=durable)
-        written.add_done_callback(partial(self._ended, endings, durable))
-
-    def _ended(self, endings: list[_Ending], durable: bool, written: asyncio.Future[None]) -> None:
-        error = written.exception()
-        if _one_is_to_blame(error, endings):
-            for ending in endings:
-                self._write_ends([ending], durable)
-            return
-        for ending in endings:
-            try:
-                self._recorded(ending.opened, ending.end.record, ending.connection, error)
-            except Exception:  # a failing waiter must not stop the others
-                log.exception("failed to notify the waiters of call %s", ending.end.record.id)
-            if error is not None:
-                call_id = ending.end.record.id
-                log.error("failed to store the end of call %s, retrying in %g s: %s", call_id, RETRY_SECONDS, error)
-                if not self._closed:
-                    asyncio.get_running_loop().call_later(RETRY_SECONDS, self._write_ends, [ending], durable)
+    def _ended(self, ending: _Ending, error: BaseException | None) -> None:
+        try:
+            self._recorded(ending.opened, ending.end.record, ending.connection, error)
+        except Exception:  # a failing waiter must not stop the others
+            log.exception("failed to notify the waiters of call %s", ending.end.record.id)
+        if error is not None:
+            call_id = ending.end.record.id
+            log.error("failed to store the end of call %s, retrying in %g s: %s", call_id, RETRY_SECONDS, error)
+            if not self._closed:
+                asyncio.get_running_loop().call_later(RETRY_SECONDS, self._write, [], [ending])
 
     def _send_acks(self, connection: Connection) -> None:
         call_ids = self._acks.pop(connection, None)
@@ -212,6 +218,14 @@ class Recorder:
                 connection.link.send(encode(ToolAck(call_ids)))
 
         self._store.write(_nothing).add_done_callback(synced)
+
+
+def store_calls(tx: Tx, begins: list[_Begin], ends: list[CallEnd]) -> None:
+    """Store new calls, and how others ended."""
+    if begins:
+        store_begins(tx, begins)
+    if ends:
+        store_ends(tx, ends)
 
 
 def store_begins(tx: Tx, begins: list[_Begin]) -> None:
@@ -227,8 +241,10 @@ def store_begins(tx: Tx, begins: list[_Begin]) -> None:
 
 
 def store_ends(tx: Tx, ends: list[CallEnd]) -> None:
-    """Store how some calls ended; the first stored end of a call counts."""
+    """Store how some calls ended; the first stored end of a call counts. Raises StoreError if several were given and
+    one of them has ended before."""
     new: list[CallRecord] = []
+    running: list[CallRecord] = []
     for end in ends:
         record = end.record
         if end.stored_as == "nothing":
@@ -236,20 +252,17 @@ def store_ends(tx: Tx, ends: list[CallEnd]) -> None:
         elif end.stored_as == "waiting":
             finish_waiting(tx, record)
         else:
-            calls.finish(tx, record)
+            running.append(record)
         if end.charged:  # a second end finds nothing reserved
             budgets.settle(tx, record.id, used_by(record), record.ended_at or record.created_at)
         if end.release_key and record.idempotency_key is not None:
             keys.release(tx, record.credential, record.idempotency_key, record.id)
+    if running:
+        calls.finish_all(tx, running)
     if new:
         calls.begin_all(tx, new)
     if signed := [(end.record.id, end.receipt) for end in ends if end.receipt is not None]:
         add_receipts(tx, signed)
-
-
-def _one_is_to_blame(error: BaseException | None, items: list[Any]) -> bool:
-    """Whether an operation over several calls failed because of one of them."""
-    return error is not None and not isinstance(error, EngineError) and len(items) > 1
 
 
 def _nothing(_: Tx) -> None:

@@ -300,6 +300,7 @@ class WaitingCalls:
         pinned = record.node_id if waiting.why == "approval" else None
         target = self._catalog.find_again(record.tool, pinned, opened.own)
         approval_needed = await self._check(record, waiting, target)
+        opened.principal = waiting.principal
         if waiting.why == "approval":
             assert self._approvals is not None and waiting.approval is not None
             change = await self._approvals.change(opened, waiting.approval, target)
@@ -325,7 +326,7 @@ class WaitingCalls:
 
     async def _check(self, record: CallRecord, waiting: Waiting, target: Target) -> Verdict | None:
         """Return the verdict if the policy requires an approval. Raises ToolError when the call may not run."""
-        self._policy.check_valid(waiting.principal)
+        waiting.principal = self._policy.current(waiting.principal)
         allow(target, waiting.principal)
         return await self._policy.check_again(self._catalog.checked(target, _call(record)), target, waiting)
 
@@ -409,7 +410,7 @@ def _waiting_record(record: CallRecord, waiting: Waiting) -> CallRecord:
 
 
 def _call(record: CallRecord) -> ToolCall:
-    return ToolCall(record.id, record.tool, record.args, record.session_key, record.agent_id)
+    return ToolCall(record.id, record.tool, record.args, record.session_key, record.agent_id, asker=record.asker)
 
 
 def _approved(waiting: Waiting) -> bool:

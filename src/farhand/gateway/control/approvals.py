@@ -21,7 +21,7 @@ from farhand.gateway.access.standing_approvals import StandingApprovals
 from farhand.gateway.calls.catalog import Target
 from farhand.gateway.calls.open_call import OpenCall, Waiting
 from farhand.gateway.calls.waiting import WaitingCalls
-from farhand.gateway.control.effects import Effects
+from farhand.gateway.control.previews import CallPreviews
 from farhand.gateway.control.trial_previews import TrialPreviews, with_trial
 from farhand.gateway.nodes.registry import Node
 from farhand.protocol.errors import FarhandError
@@ -117,11 +117,11 @@ class NotYours(FarhandError):
 
 
 class NotEntitled(FarhandError):
-    """A credential may approve calls, but not for always."""
+    """A credential may approve calls, but not permanently."""
 
 
 class AnswerConflict(FarhandError):
-    """The approval was answered before, is over, or has another hash."""
+    """The approval was answered before, its call no longer waits, or the hash differs."""
 
 
 class Approvals:
@@ -131,7 +131,7 @@ class Approvals:
         self,
         database: Store,
         waiting_calls: Callable[[], WaitingCalls],
-        effects: Effects,
+        previews: CallPreviews,
         trials: TrialPreviews,
         clock: Callable[[], int],
         standing: StandingApprovals,
@@ -139,14 +139,14 @@ class Approvals:
         lineage: Callable[[str], frozenset[str]],
         notify: Callable[[Approval], Awaitable[None]],
     ) -> None:
-        """`waiting_calls` returns the calls that wait, which in turn ask here. `standing` takes the answers that hold
-        for always. `lineage` returns a credential with those that made it. `notify` sends the question to the approvers
+        """`waiting_calls` returns the calls that wait, which in turn ask here. `standing` stores permanent
+        approvals. `lineage` returns a credential with those that made it. `notify` sends the question to the approvers
         in the settings, on their channels, once."""
         self._database = database
         self._waiting_calls = waiting_calls
         self._clock = clock
         self._standing = standing
-        self._effects = effects
+        self._previews = previews
         self._trials = trials
         self._lineage = lineage
         self._notify = notify
@@ -235,7 +235,7 @@ class Approvals:
             node_id=node.card.node_id if node else None,
             life=_identity(node),
             preview=(
-                asked.preview if asked and asked.trial else await self._effects.of(target, record, opened.principal)
+                asked.preview if asked and asked.trial else await self._previews.of(target, record, opened.principal)
             ),
             trial=asked.trial if asked else "",
             untried=asked.untried if asked else "",
@@ -276,7 +276,7 @@ class Approvals:
         NotEntitled, CannotStand, AnswerConflict.
         """
         if always and (credential is None or not credential.may(Scope.ADMIN)):
-            raise NotEntitled("approving a call for always changes the policy and needs the scope 'admin'")
+            raise NotEntitled("approving a call permanently changes the policy and needs the scope 'admin'")
         approval = await self.find(name)
         if approval is None:
             raise NoApproval(f"there is no approval {name[:100]!r}; `farhand approvals` lists those that wait")
@@ -285,7 +285,7 @@ class Approvals:
             raise _answered(approval)
         involved = await self._involved(approval, opened)
         if involved is None or self._clock() >= approval.deadline_at:
-            raise AnswerConflict(f"approval {approval.id} is over: its call no longer waits")
+            raise AnswerConflict(f"approval {approval.id} has ended: its call no longer waits")
         if credential is not None and credential.id != OWNER.id and self._is_own(involved, credential):
             raise NotYours(
                 f"call {approval.call_id} was made by or on behalf of this credential, or by a token of the same "

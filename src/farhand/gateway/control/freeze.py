@@ -35,8 +35,8 @@ Asked = asyncio.Future[FreezeReport]
 MOST_COUNTED = 1_000_000
 # How long to wait for nodes; later reports are still recorded.
 CONFIRM_SECONDS = 5.0
-OFFLINE = "offline: it is told as soon as it connects, before any call"
-OFFLINE_THAWED = "offline: it is told as soon as it connects"
+OFFLINE = "offline: it gets the order as soon as it connects, before any call"
+OFFLINE_THAWED = "offline: it is thawed as soon as it connects"
 NOT_SUPPORTED = (
     "not supported by this node: its open calls are cancelled and it gets no new ones; its processes keep running"
 )
@@ -82,7 +82,7 @@ class FreezeStatus(msgspec.Struct, frozen=True):
         ended += 0 if self.gateway is UNSET else self.gateway.ended_processes
         offline = len(self.nodes) - len(connected)
         summary = f"{len(done)} of {len(connected)} connected nodes confirmed, {ended} processes were ended"
-        return f"{summary}; {offline} offline nodes are told when they return" if offline else summary
+        return f"{summary}; {offline} offline nodes get the order when they connect" if offline else summary
 
 
 class Freeze:
@@ -167,13 +167,10 @@ class Freeze:
             except OSError as error:
                 raise Failed(f"the thaw could not be written down, so the freeze stands: {error}") from None
             await _confirmed(self._each_node(self._thaw_node))
-            self._hold.order = None
-            self._own = UNSET
             if order is not None:
                 log.warning("no longer %s; lifted by %s", order.summary, by)
                 self._note("freeze.off", self._gateway_id, {"by": by, "since": order.since})
-            for notify in self._thawed:
-                notify()
+            self._lifted()
             return self.state()
 
     async def follow(self, order: FreezeOrder | None) -> None:
@@ -183,14 +180,10 @@ class Freeze:
                 return
             if order is None:
                 await in_own_thread(self._freeze_state.thaw, self._node_registry.clock())
-                for node in self._node_registry.nodes.values():
-                    if node.connection is not None:
-                        node.connection.frozen = None
+                for connection in self._node_registry.connections:
+                    connection.frozen = None
                 self._fates.clear()
-                self._hold.order = None
-                self._own = UNSET
-                for notify in self._thawed:
-                    notify()
+                self._lifted()
                 return
             log.warning("%s", order.summary)
             self._freeze_state.order = order
@@ -200,6 +193,12 @@ class Freeze:
             self._own, unkept = await asyncio.gather(self._stop_own(order.summary, calls), keeping)
             if unkept is not None:
                 log.error("%s", unkept)
+
+    def _lifted(self) -> None:
+        self._hold.order = None
+        self._own = UNSET
+        for notify in self._thawed:
+            notify()
 
     async def asked_in_a_chat(self, by: str, reason: str) -> str:
         """Freeze everything and return the reply for the chat. Raises Failed."""
@@ -286,7 +285,7 @@ class Freeze:
             if node.connection is None:
                 fate = NodeFate(node_id, False, False, error=OFFLINE_THAWED if thawing else OFFLINE)
                 self._fates[node_id] = fate
-        summary = [tell(node.connection) for node in self._node_registry.nodes.values() if node.connection is not None]
+        summary = [tell(connection) for connection in self._node_registry.connections]
         return [asked for asked in summary if asked is not None]
 
     def _freeze_node(self, connection: Connection, order: FreezeOrder) -> Asked | None:

@@ -88,7 +88,7 @@ class PolicyReview:
         makers: Callable[[Iterable[str]], tuple[str, ...]] = lambda _: (),
         standing: StandingApprovals | None = None,
     ) -> None:
-        """`makers` as `Credentials.makers`. `standing` are the approvals that hold for always."""
+        """`makers` as `Credentials.makers`. `standing` are the permanent approvals."""
         self._standing = standing
         self._makers = makers
         # Only one replay runs at a time.
@@ -115,17 +115,9 @@ class PolicyReview:
         target = (
             self._catalog.find_known(tool) if own is None else Target(None, tool, own.spec.capability, own.spec, own)
         )
-        subject = subject_of(
-            target,
-            self._catalog.named(target, args),
-            credential=credential,
-            askers=_listed(on_behalf_of),
-            makers=self._makers((credential, *_listed(on_behalf_of))),
-            session_key=session_key,
-            origins=origins,
-            nodes=self._node_registry.nodes,
-        )
-        return self._explained(policy, subject, self._catalog.named(target, args), tool)
+        args = self._catalog.named(target, args)
+        subject = self._made(target, args, credential, on_behalf_of, session_key, origins)
+        return self._explained(policy, subject, args, tool)
 
     async def explain_call(self, policy: Policy, call_id: str) -> Explanation | None:
         """Return the verdict on a recorded call; None if there is no call with this id."""
@@ -204,10 +196,11 @@ class PolicyReview:
             args = self._catalog.named(target, record.args)
         except ToolError:
             args = record.args
+        made_by = record.credential, record.on_behalf_of, record.session_key, origins
         try:
-            subject = self._made(target, record, args, origins)
+            subject = self._made(target, args, *made_by)
         except ToolError:
-            subject = self._made(target, record, msgspec.Raw(b"{}"), origins)
+            subject = self._made(target, msgspec.Raw(b"{}"), *made_by)
         names = {*subject.names, record.tool.casefold()}
         return msgspec.structs.replace(subject, names=tuple(sorted(names)), route=record.route, node_id=record.node_id)
 
@@ -229,21 +222,26 @@ class PolicyReview:
             fitting=fitting,
         )
 
-    def _made(self, target: Target, record: CallRecord, args: msgspec.Raw, origins: Sequence[str]) -> Subject:
+    def _made(
+        self,
+        target: Target,
+        args: msgspec.Raw,
+        credential: str,
+        on_behalf_of: str | None,
+        session_key: str | None,
+        origins: Sequence[str],
+    ) -> Subject:
+        askers = () if on_behalf_of is None else (on_behalf_of,)
         return subject_of(
             target,
             args,
-            credential=record.credential,
-            askers=_listed(record.on_behalf_of),
-            makers=self._makers((record.credential, *_listed(record.on_behalf_of))),
-            session_key=record.session_key,
+            credential=credential,
+            askers=askers,
+            makers=self._makers((credential, *askers)),
+            session_key=session_key,
             origins=origins,
             nodes=self._node_registry.nodes,
         )
-
-
-def _listed(name: str | None) -> tuple[str, ...]:
-    return () if name is None else (name,)
 
 
 def _denied_by(record: CallRecord) -> str | None:

@@ -25,7 +25,6 @@ from farhand.gateway.nodes.registry import NodeRegistry
 from farhand.protocol.calls import ToolCall
 from farhand.protocol.errors import Failed, InvalidArgs, NotFound, ToolError
 from farhand.protocol.names import join_tool
-from farhand.protocol.redaction import KnownSecrets
 from farhand.store.tables.calls import CallRecord, CallState
 
 LOGIN_SHELL: Final = 'exec "$SHELL" -l'
@@ -75,14 +74,12 @@ class Terminals:
         gate: Gate,
         node_registry: NodeRegistry,
         commands: RemoteCommands,
-        secrets: KnownSecrets,
         note: Callable[[str, str, Mapping[str, Any]], None],
     ) -> None:
-        """`secrets` are hidden in what viewers get. `note` writes to the journal who watched which terminal."""
+        """`note` writes to the journal who watched which terminal."""
         self._gate = gate
         self._node_registry = node_registry
         self._commands = commands
-        self._secrets = secrets
         self._note = note
         self._viewers: Counter[str] = Counter()
         self._viewers_of_node: Counter[str] = Counter()
@@ -164,7 +161,7 @@ class Terminals:
         who = {"node": node, "by": principal.id, "address": address}
         self._note("terminal.attached", record.id, who)
         try:
-            yield Viewer(record, self._commands, self._node_registry, self._secrets, meter)
+            yield Viewer(record, self._commands, self._node_registry, meter)
         finally:
             self._note("terminal.detached", record.id, who)
             for count, name in ((self._viewers, record.id), (self._viewers_of_node, node)):
@@ -177,19 +174,11 @@ class Terminals:
 class Viewer:
     """One client of a terminal."""
 
-    def __init__(
-        self,
-        record: CallRecord,
-        commands: RemoteCommands,
-        node_registry: NodeRegistry,
-        secrets: KnownSecrets,
-        meter: Meter,
-    ) -> None:
+    def __init__(self, record: CallRecord, commands: RemoteCommands, node_registry: NodeRegistry, meter: Meter) -> None:
         self._node_id = record.node_id or ""
         self._of = {"call_id": record.id}
         self._commands = commands
         self._node_registry = node_registry
-        self._secrets = secrets
         self._meter = meter
 
     @property
@@ -212,29 +201,15 @@ class Viewer:
         Waits for a node that is offline, as long as it takes. The gateway's secrets are masked; what may be the
         beginning of one is held back for a moment. The first page comes at once. Raises ToolError.
         """
-        start = -TAIL_BYTES if offset is None else offset
-        # Read a little more than asked for, in case that `offset` is in the middle of a secret.
-        position = start if start < 0 else max(0, start - self._secrets.longest + 1)
-        held, begun = b"", False
+        redactor = self._commands.redactor(-TAIL_BYTES if offset is None else offset)
+        begun = False
         while True:
-            wait_ms = 0 if not begun else HOLD_MS if held else WAIT_MS
-            ask = position if not begun else position + len(held)
-            page = await self._page(ask, wait_ms)
+            wait_ms = 0 if not begun else HOLD_MS if redactor.holding else WAIT_MS
+            page = await self._page(redactor.next_offset, wait_ms)
             await self._meter.add(len(page.data))
-            if not begun or page.offset != ask:  # the beginning, or a gap: it may be the end of a secret
-                rest = self._secrets.leading_partial(page.data) if page.offset else 0
-                page = msgspec.structs.replace(page, data=b"*" * rest + page.data[rest:])
-                position, held = page.offset, b""
-                if not begun:
-                    start = max(page.offset, start)
-            data = held + page.data
-            quiet = page.over or not page.data
-            shown = len(data) if quiet else len(data) - self._secrets.trailing_partial(data)
-            first = max(position, start)
-            text = self._secrets.overwrite(data)[max(0, first - position) : shown]
-            position, held = position + shown, data[shown:]
-            if text or not begun or page.over:
-                yield msgspec.structs.replace(page, offset=first, next_offset=max(position, first), data=text)
+            shown = page.masked(redactor, flush=page.over or not page.data)
+            if shown.data or not begun or page.over:
+                yield shown
             begun = True
             if page.over:
                 return

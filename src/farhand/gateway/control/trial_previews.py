@@ -92,6 +92,7 @@ class TrialPreviews:
             session_key=record.session_key,
             agent_id=record.agent_id,
             timeout_ms=waiting.timeout_ms,
+            asker=waiting.principal.asker.id,
         )
 
     async def _discard_unless_kept(self, opened: OpenCall, trial_id: str) -> None:

@@ -21,7 +21,10 @@ from farhand.store.tables.calls import CallRecord, CallState
 from farhand.tools.trial import NAME as TRIAL
 
 # Tools whose effects nothing records, so that they cannot be undone.
-COMMANDS = frozenset({"Bash", "Process", "exec", "process", "shell"})
+# Tools that run commands, whose changes are not recorded.
+COMMANDS = frozenset(
+    {"exec", "process", "shell"} | {tool.name for tool in NODE_TOOLS.values() if tool.listed and tool.runs_commands}
+)
 # How the machines say that a call was undone before, and that a file is not as the call left it.
 _ALREADY = re.compile(r"was already undone, by call ([0-9a-f-]+)")
 CHANGED = "was changed since the call"

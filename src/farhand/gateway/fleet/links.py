@@ -48,7 +48,7 @@ from farhand.protocol.messages import (
 )
 from farhand.protocol.version import CLOSE_RESTART, MAX_FRAME_BYTES
 from farhand.store.ports import Bus, NoResponder, ReplyUnknown, Store, StoreError, Subscription, Tx
-from farhand.store.tables.fleet import NodeLink, link, links, owner_of, unlink
+from farhand.store.tables.fleet import NodeLink, link, links, owner_of, present_socket, unlink
 from farhand.store.tables.nodes import NodeCard, find_node
 
 log = logging.getLogger(__name__)
@@ -58,8 +58,7 @@ ASK_SECONDS: Final = 5.0
 POLL_SECONDS: Final = 1.0
 # The bus takes at most a megabyte at once.
 PART_BYTES: Final = 512 * 1024
-# A hello that is older does not tell what the node knows now.
-FRESH_SECONDS: Final = 10.0
+AGAIN: Final = "connect again: another gateway has to know what is open"
 MOST_ROUTES: Final = 65_536
 MOST_EARLY: Final = 1024
 # Of answers of one node whose owner is looked up.
@@ -186,7 +185,7 @@ class FleetLinks:
         bus: Bus,
         database: Store,
         node_registry: NodeRegistry,
-        gate: Gate,
+        gate: Callable[[], Gate],
         *,
         join: Join,
         leave: Callable[[Connection], None],
@@ -210,11 +209,15 @@ class FleetLinks:
         self._connected = connected
         # Of connections that this gateway holds: the hello, and when it came.
         self._hellos: dict[str, tuple[NodeHello, float]] = {}
-        # Which gateway gets the answer, by what the answer names.
-        self._routes: OrderedDict[Hashable, str] = OrderedDict()
+        # Which gateway gets the answer, and of which connection, by what the answer names. Over another connection a
+        # node repeats an answer that may have been lost with the gateway that asked.
+        self._routes: OrderedDict[Hashable, tuple[str, str]] = OrderedDict()
         # Answers of nodes to calls whose owner is looked up.
         self._lookups: dict[Connection, deque[tuple[bytes, ToolResponse]]] = {}
         self._joiner = Joiner()
+        # Of present connections that another gateway holds and this one has joined: when the node said hello. If one of
+        # them is left and joined again, the hello does not list the calls that were sent over it.
+        self._joined_at: dict[str, float] = {}
         # Frames that arrived before their connection was made here.
         self._early: dict[str, list[tuple[Kind, bytes]]] = {}
         self._subscriptions: list[Subscription] = []
@@ -276,8 +279,8 @@ class FleetLinks:
         key = _answered(message)
         if key is None:
             return False
-        front = self._routes.get(key)
-        if front is None and isinstance(message, ToolResponse) and not self._gate.is_known(message.request_id):
+        front = self._route(key, connection)
+        if front is None and isinstance(message, ToolResponse) and not self._gate().is_known(message.request_id):
             self._look_up(connection, text, message)
             return True
         if front is None or front == self._replica:
@@ -306,17 +309,21 @@ class FleetLinks:
     async def _find_owners(self, connection: Connection, waiting: deque[tuple[bytes, ToolResponse]]) -> None:
         try:
             while waiting and connection.current:
-                await self._find_owner(connection, *waiting.popleft())
+                try:
+                    await self._find_owner(connection, *waiting[0])
+                    waiting.popleft()
+                except StoreError as error:
+                    log.warning("failed to look up call %s: %s", waiting[0][1].request_id, error)
+                    await asyncio.sleep(POLL_SECONDS)
         finally:
             self._lookups.pop(connection, None)
 
     async def _find_owner(self, connection: Connection, text: bytes, message: ToolResponse) -> None:
-        """Deliver the answer to a call that another gateway may own: one that took over, or from before a move."""
-        try:
-            owner = await self._database.read(partial(owner_of, call_id=message.request_id))
-        except StoreError as error:  # the node repeats it when it connects again
-            log.warning("failed to look up call %s: %s", message.request_id, error)
-            return
+        """Deliver the answer to a call that another gateway may own: one that took over, or from before a move.
+
+        Raises StoreError.
+        """
+        owner = await self._database.read(partial(owner_of, call_id=message.request_id))
         if owner is None or owner == self._replica:
             self._handle(connection, text)
         else:
@@ -328,7 +335,7 @@ class FleetLinks:
             _, stream, _ = read_header(frame)
         except ProtocolError:
             return False
-        front = self._routes.get(("stream", stream))
+        front = self._route(("stream", stream), connection)
         if front is None or front == self._replica:
             return False
         self._to_front(front, connection, "frame", bytes(frame))
@@ -356,7 +363,7 @@ class FleetLinks:
             connection.link.send_frame(data)
         else:
             message = decode(data)
-            self._note_route(packet.front, message)
+            self._note_route(packet, message)
             trace = message.trace if isinstance(message, ToolRequest) and isinstance(message.trace, str) else ""
             connection.link.send(data)
             if trace:
@@ -364,10 +371,14 @@ class FleetLinks:
                 tracing.begin("relay to node", trace, **told).end()
         return b""
 
-    def _note_route(self, front: str, message: Message) -> None:
+    def _route(self, key: Hashable, connection: Connection) -> str | None:
+        front, socket = self._routes.get(key, (None, None))
+        return front if socket == connection.socket else None
+
+    def _note_route(self, packet: Packet, message: Message) -> None:
         key = _asked_for(message)
         if key is not None:
-            self._routes[key] = front
+            self._routes[key] = packet.front, packet.socket
             self._routes.move_to_end(key)
             while len(self._routes) > MOST_ROUTES:
                 self._routes.popitem(last=False)
@@ -379,7 +390,7 @@ class FleetLinks:
         if connection is None or found is None:
             return _packed(HelloAnswer())
         if wish.what == "again":
-            connection.link.close(CLOSE_RESTART, "connect again: another gateway has to know what is open")
+            connection.link.close(CLOSE_RESTART, AGAIN)
         hello, at = found
         return _packed(HelloAnswer(encode(hello), connection.token_id, time.monotonic() - at))
 
@@ -436,11 +447,34 @@ class FleetLinks:
                 found = present.get(connection.node_id)
                 if found is None or found.socket != connection.socket:
                     self._drop(connection)
+            sockets = {one.socket for one in present.values()}
+            self._joined_at = {socket: at for socket, at in self._joined_at.items() if socket in sockets}
             for one in present.values():
                 node = self._node_registry.nodes.get(one.node)
                 known = node is not None and node.connection is not None and node.connection.socket == one.socket
-                if one.replica != self._replica and not known:
+                if not known and one.replica != self._replica:
                     await self._connect(one)
+                elif known and self._is_behind(one):
+                    await self._have_again(one)
+
+    def _is_behind(self, to: NodeLink) -> bool:
+        """Whether calls were taken up since a node connected: its hello does not tell whether it has them."""
+        recovered = self._gate().recovered_at(to.node)
+        if recovered is None:
+            return False
+        if to.replica == self._replica:
+            found = self._hellos.get(to.socket)
+            return found is not None and found[1] < recovered
+        return self._joined_at.get(to.socket, 0.0) < recovered
+
+    async def _have_again(self, to: NodeLink) -> None:
+        """Have a node connect again, so that it lists what it has."""
+        if to.replica == self._replica:
+            if (connection := self._held(to.node, to.socket)) is not None:
+                connection.link.close(CLOSE_RESTART, AGAIN)
+            return
+        with contextlib.suppress(NoResponder, ReplyUnknown):
+            await self._ask(to, "again")
 
     def _remote(self) -> list[Connection]:
         nodes = self._node_registry.nodes.values()
@@ -453,6 +487,7 @@ class FleetLinks:
         self._leave(connection)
 
     async def _connect(self, to: NodeLink) -> None:
+        asked = time.monotonic()
         try:
             answer = _hello(await self._ask(to, "hello"))
         except (NoResponder, ReplyUnknown) as error:
@@ -460,14 +495,17 @@ class FleetLinks:
             return
         if not answer.hello:
             return
-        if answer.age > FRESH_SECONDS and self._gate.has_open_calls(to.node):
-            with contextlib.suppress(NoResponder, ReplyUnknown):
-                await self._ask(to, "again")
+        recovered = self._gate().recovered_at(to.node)
+        if self._gate().has_open_calls(to.node) and (
+            to.socket in self._joined_at or (recovered is not None and asked - answer.age < recovered)
+        ):
+            await self._have_again(to)
             return
         hello = decode(answer.hello)
-        card = await self._database.read(lambda tx: _card(tx, to.node))
-        if not isinstance(hello, NodeHello) or card is None:
+        card, socket = await self._database.read(lambda tx: (find_node(tx, to.node), present_socket(tx, to.node)))
+        if not isinstance(hello, NodeHello) or card is None or socket != to.socket:
             return
+        self._joined_at[to.socket] = asked - answer.age
         link = RemoteLink(self._bus, self._replica, to)
         connection = self._join(card, hello, link, answer.token_id, to.socket)
         for kind, data in self._early.pop(to.socket, []):
@@ -481,13 +519,9 @@ class FleetLinks:
         """Read again what a node offers, after its holder stored a change."""
         node = self._node_registry.nodes.get(node_id)
         if node is not None and node.connection is not None and not node.connection.own:
-            card = await self._database.read(lambda tx: _card(tx, node_id))
+            card = await self._database.read(lambda tx: find_node(tx, node_id))
             if card is not None:
                 self._node_registry.replace_card(node.connection, card)
-
-
-def _card(tx: Tx, node_id: str) -> NodeCard | None:
-    return find_node(tx, node_id)
 
 
 def _asked_for(message: Message) -> Hashable | None:

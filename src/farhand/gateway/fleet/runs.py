@@ -16,8 +16,8 @@ import msgspec
 from farhand.gateway.sessions.runs import Run, RunEvent, RunOutcome
 from farhand.gateway.sessions.sessions import Sessions
 from farhand.protocol.errors import FarhandError, ToolError
-from farhand.store.ports import Bus, NoResponder, ReplyUnknown, Store, Subscription
-from farhand.store.tables.fleet import run_owner
+from farhand.store.ports import Bus, NoResponder, ReplyUnknown, Store, Subscription, Tx
+from farhand.store.tables.fleet import assign_run, other_worker, run_owner
 from farhand.store.tables.sessions import OPEN_STATES, RunRecord, find_run
 
 log = logging.getLogger(__name__)
@@ -112,6 +112,14 @@ class FleetRuns:
         return _packed(page_of(events, wish.skip, over=over))
 
     # -- runs of other gateways -------------------------------------------------------------------------
+
+    def worker(self, tx: Tx, key: str) -> str | None:
+        """Return the other gateway that works on the runs of a session, if one does."""
+        return other_worker(tx, key, self._replica)
+
+    def assign(self, tx: Tx, run_id: str, replica: str) -> None:
+        """Give a run to another gateway."""
+        assign_run(tx, run_id, replica)
 
     async def wake(self, replica: str) -> None:
         """Have a gateway take up the runs that were stored for it; if this fails, it does so by itself soon."""

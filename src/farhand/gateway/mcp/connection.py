@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from farhand import __version__
 from farhand.gateway.calls.open_call import UNKNOWN
-from farhand.gateway.mcp import answers
+from farhand.gateway.mcp import server_requests
 from farhand.gateway.mcp.bounded_http import HEADERS, bounded
 from farhand.gateway.mcp.hosted import hosted
 from farhand.gateway.mcp.login import Login
@@ -170,8 +170,8 @@ class McpConnection:
                 limit.deadline = math.inf
             client = Client(
                 self._transport(),
-                elicitation_callback=answers.elicitation(self.settings),
-                sampling_callback=answers.sampling(self.settings, self._model),
+                elicitation_callback=server_requests.elicitation(self.settings),
+                sampling_callback=server_requests.sampling(self.settings, self._model),
                 message_handler=on_message,
                 client_info=Implementation(name="farhand", version=__version__),
                 cache=None,
@@ -219,7 +219,7 @@ class McpConnection:
 
         async def watch() -> None:
             await self._lost.wait()
-            raise Failed("; ".join(dict.fromkeys(self._reasons)) or "the connection was lost")
+            raise Failed(self._why_lost)
 
         async with anyio.create_task_group() as group:
             group.start_soon(watch)
@@ -290,8 +290,7 @@ class McpConnection:
             await asyncio.wait({lost, calling}, return_when=asyncio.FIRST_COMPLETED)
             if calling.done():
                 return calling.result()
-            reason = "; ".join(dict.fromkeys(self._reasons)) or "the connection was lost"
-            raise Failed(f"{UNKNOWN} the MCP server {self.name!r} did not answer: {reason}")
+            raise Failed(f"{UNKNOWN} the MCP server {self.name!r} did not answer: {self._why_lost}")
         finally:
             self._active -= 1
             lost.cancel()
@@ -299,6 +298,10 @@ class McpConnection:
                 calling.cancel()
                 self._relist.set()  # see whether a server whose call was stopped still answers
             await asyncio.gather(lost, calling, return_exceptions=True)
+
+    @property
+    def _why_lost(self) -> str:
+        return "; ".join(dict.fromkeys(self._reasons)) or "the connection was lost"
 
     @property
     def unavailable(self) -> str:
@@ -348,8 +351,8 @@ class McpConnection:
         """Return the answers to what a server asks for during a call. Raises Failed if the settings do not allow it."""
         import mcp_types as types  # noqa: PLC0415
 
-        elicit = answers.elicitation(self.settings)
-        sample = answers.sampling(self.settings, self._model)
+        elicit = server_requests.elicitation(self.settings)
+        sample = server_requests.sampling(self.settings, self._model)
         responses: dict[str, Any] = {}
         for key, request in (found.input_requests or {}).items():
             answer: Any = None

@@ -221,4 +221,4 @@ class Login:
             async with asyncio.timeout(LOGIN_SECONDS):
                 return await self._answer
         except TimeoutError:
-            raise LoginError(f"nobody logged in within {LOGIN_SECONDS:.0f} s") from None
+            raise LoginError(f"the login was not completed within {LOGIN_SECONDS:.0f} s") from None

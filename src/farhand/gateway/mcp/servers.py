@@ -262,8 +262,7 @@ class McpServers:
         user = f"mcp:{name}"
         if not settings.node:
             return msgspec.convert(self._handles.resolved(msgspec.to_builtins(settings), user), McpServerSettings), {}
-        node = self._node_registry.nodes.get(settings.node)
-        connection = None if node is None else node.connection
+        connection = self._node_registry.connection(settings.node)
         if connection is None:
             return settings, {}  # it cannot be started
         return settings, self._handles.sealed_setting(settings.env, user, settings.node, connection.sealing_key)
@@ -389,7 +388,7 @@ class McpServers:
         return self._shown(server)
 
     async def restart(self, name: str) -> ServerShown:
-        """Connect a server anew. Raises ServerError."""
+        """Reconnect a server. Raises ServerError."""
         async with self._changing:
             server = self._find(name)
             await self._stop(server)

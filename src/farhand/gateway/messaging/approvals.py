@@ -23,7 +23,7 @@ from farhand.store.tables.waiting_calls import Approval
 log = logging.getLogger(__name__)
 
 # The longest request shown in a chat, in characters.
-MOST_TOLD: Final = 8000
+LONGEST_SHOWN: Final = 8000
 _ANSWER: Final = re.compile(r"/?(approve|deny)\s+([A-Za-z2-9]{6})(?:\s+(.{1,1000}))?", re.DOTALL | re.IGNORECASE)
 
 
@@ -35,7 +35,7 @@ class ChannelApprovals:
         self._messages = messages
         self._approvers = approvers
 
-    async def tell(self, approval: Approval) -> None:
+    async def send(self, approval: Approval) -> None:
         """Send a request to each approver, at most once each."""
         text, _ = question(approval)
         for approver in self._approvers():
@@ -48,7 +48,7 @@ class ChannelApprovals:
             except ToolError as error:
                 log.error("failed to send approval %s to %s: %s", approval.id, approver, error.message)
 
-    async def hear(self, channel: Channel, incoming: Incoming, place: Place) -> bool:
+    async def receive(self, channel: Channel, incoming: Incoming, place: Place) -> bool:
         """Return whether a message was an answer by an approver; it is then not passed to the agent."""
         found = _ANSWER.fullmatch(incoming.text.strip())
         who = self._approver(channel, incoming)
@@ -61,7 +61,7 @@ class ChannelApprovals:
                 raise NoApproval(f"There is no approval {found[2].upper()}.")
             if approve and not question(approval)[1]:
                 raise AnswerConflict(
-                    f"What {approval.id} is about was too long to be told here. "
+                    f"The request {approval.id} was too long to be shown here. "
                     f"Look at it with `farhand approvals show {approval.id}`, and approve it there."
                 )
             decided = await self._approvals.answer(
@@ -114,7 +114,7 @@ def question(approval: Approval) -> tuple[str, bool]:
         lines.append(fenced(bytes(request.args).decode("utf-8", "replace")))
     lines += [f"Note: {note}" for note in (request.bound.untried, preview.note) if note]
     text = "\n".join(lines)
-    whole = len(text) <= MOST_TOLD
+    whole = len(text) <= LONGEST_SHOWN
     if not whole:
         text = "\n".join([lines[0], lines[1], f"It is too long to show here: `farhand approvals show {approval.id}`."])
     ways = f"approve {approval.id}   or   deny {approval.id}" if whole else f"deny {approval.id}"

@@ -346,14 +346,7 @@ class InboundMessages:
         return other is not None and other.place == awaited.place
 
     async def _type(self, place: Place) -> None:
-        channel = next(
-            (
-                one
-                for one in self._messages.channels.values()
-                if (one.settings.kind, one.settings.account) == (place.channel, place.account)
-            ),
-            None,
-        )
+        channel = self._messages.channel_of(place)
         while channel is not None:
             try:
                 await channel.typing(place)
@@ -393,10 +386,10 @@ class InboundMessages:
 
     async def _ask(self, incoming: Incoming, place: Place, sender: str) -> None:
         """Send a stranger, once, the instructions for pairing."""
-        everybody = await self._database.read(pairings.list_pairings)
+        known = await self._database.read(pairings.list_pairings)
         pending = [
             one
-            for one in everybody
+            for one in known
             if one.state is PairingState.PENDING and (one.channel, one.account) == (place.channel, place.account)
         ]
         if len(pending) >= MAX_PENDING:
@@ -434,7 +427,7 @@ class InboundMessages:
         ]
         if not found:
             raise NotFound(
-                f"nobody with the code or address {wanted!r} asked to be let in; "
+                f"there is no pairing request with the code or address {wanted!r}; "
                 "`farhand channels pair` lists the requests"
             )
         if len(found) > 1:

@@ -13,7 +13,6 @@ import contextlib
 import logging
 import os
 import random
-import time
 import uuid
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -21,6 +20,7 @@ from typing import Any, Final
 
 import msgspec
 
+from farhand.gateway.leases import LeaseWatch
 from farhand.gateway.messaging.channel import (
     Attachment,
     Channel,
@@ -56,10 +56,10 @@ MAX_TEXT: Final = 200_000
 MAX_MEDIA_BYTES: Final = 25 * 1024 * 1024
 
 Key = tuple[str, str]
-LaneKey = tuple[str, str, str]
+QueueKey = tuple[str, str, str]
 
 
-class _Lane:
+class _PeerQueue:
     """Hold the sending state of one peer."""
 
     def __init__(self) -> None:
@@ -91,15 +91,14 @@ class Messages:
         self._workspace = workspace
         self._clock = clock
         self._alone = alone
-        self._lease = lease_seconds
         self._poll = poll_seconds
         self._holder = f"{os.getpid()}-{uuid.uuid4().hex[:12]}"
         self._channels: dict[Key, Channel] = {}
         self._names: dict[str, Key] = {}
-        self._lanes: dict[LaneKey, _Lane] = {}
+        self._queues: dict[QueueKey, _PeerQueue] = {}
         self._watched: dict[int, asyncio.Future[OutboxRecord]] = {}
-        # For messages that other gateways send: their last heartbeat, and when it was seen.
-        self._beats: dict[int, tuple[int, float]] = {}
+        # Of the messages that other gateways send.
+        self._leases = LeaseWatch[int](lease_seconds)
         self._look_seconds = min(poll_seconds, lease_seconds / 4)
         self._watching = Repeating(self._look_around, "outbox", retry_seconds=self._look_seconds)
         self._closing = asyncio.Event()
@@ -117,6 +116,9 @@ class Messages:
     def channels(self) -> dict[str, Channel]:
         """Return the channels by table name."""
         return {name: self._channels[key] for name, key in self._names.items()}
+
+    def channel_of(self, place: Place) -> Channel | None:
+        return self._channels.get((place.channel, place.account))
 
     def resolve(self, channel: str, account: str | None = None) -> Key:
         """Return the service and account that a name refers to. Raises NotFound if it is not set up."""
@@ -154,10 +156,10 @@ class Messages:
         `media` are paths in the agent's workspace. Raises InvalidArgs, NotFound if a channel or file does not exist,
         StoreError.
         """
-        channel = self._channels.get((place.channel, place.account))
+        channel = self.channel_of(place)
         if channel is None:
             self.resolve(place.channel, place.account)
-            raise AssertionError("resolve has told")
+            raise AssertionError("resolve raises for an unknown channel")
         text = self._hide(text)
         if not text.strip() and not media:
             raise InvalidArgs("text is required")
@@ -182,7 +184,7 @@ class Messages:
         )
         kept, new = await self._database.write(lambda store: outbox.add_message(store, record))
         if new:
-            self._serve_lane(kept.place.lane)
+            self._serve_queue(kept.place.queue)
         return kept
 
     async def _media_key(self, agent_id: str, path: str) -> str:
@@ -257,7 +259,7 @@ class Messages:
             raise InvalidArgs(
                 f"message {message_id!r} is {record.state.value}; only failed and unknown ones can be retried"
             )
-        self._serve_lane(record.place.lane)
+        self._serve_queue(record.place.queue)
         return await self.find(record.seq, message_id)
 
     # -- delivering -------------------------------------------------------------------------------------
@@ -271,7 +273,7 @@ class Messages:
                 continue
             if record.state is MessageState.SENDING and self._alone:
                 await self._take_from(record, "the gateway stopped while the service was taking it")
-            self._serve_lane(record.place.lane)
+            self._serve_queue(record.place.queue)
         if not self._alone:
             self._watching.start()
         return len(found)
@@ -279,9 +281,9 @@ class Messages:
     async def close(self) -> None:
         """Give current deliveries a moment to finish; the rest resume at the next start."""
         self._closing.set()
-        for lane in self._lanes.values():
-            lane.changed.set()
-        tasks = [lane.task for lane in self._lanes.values() if lane.task is not None]
+        for queue in self._queues.values():
+            queue.changed.set()
+        tasks = [queue.task for queue in self._queues.values() if queue.task is not None]
         if tasks:
             await asyncio.wait(tasks, timeout=CLOSING_SECONDS)
         await self._watching.stop()
@@ -289,42 +291,42 @@ class Messages:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _serve_lane(self, key: LaneKey) -> None:
+    def _serve_queue(self, key: QueueKey) -> None:
         """Start or wake the sender of a peer's queue."""
         if self._closing.is_set() or key[:2] not in self._channels:
             return
-        lane = self._lanes.get(key)
-        if lane is None:
-            lane = self._lanes[key] = _Lane()
-            lane.task = asyncio.get_running_loop().create_task(self._serve(key, lane))
-        lane.changed.set()
+        queue = self._queues.get(key)
+        if queue is None:
+            queue = self._queues[key] = _PeerQueue()
+            queue.task = asyncio.get_running_loop().create_task(self._serve(key, queue))
+        queue.changed.set()
 
-    async def _serve(self, key: LaneKey, lane: _Lane) -> None:
+    async def _serve(self, key: QueueKey, queue: _PeerQueue) -> None:
         channel = self._channels[key[:2]]
         while not self._closing.is_set():
-            lane.changed.clear()
+            queue.changed.clear()
             try:
                 record, ours = await self._database.write(
-                    partial(outbox.claim_next, lane=key, holder=self._holder, now=self._clock())
+                    partial(outbox.claim_next, queue=key, holder=self._holder, now=self._clock())
                 )
                 if ours and record is not None:
                     await self._attempt(channel, record)
                     continue
             except Exception:  # the store is unavailable: the message on disk is unchanged
                 log.exception("messages to %s are waiting for the store", key[2])
-                await self._rest(lane, LONGEST_WAIT)
+                await self._rest(queue, LONGEST_WAIT)
                 continue
             if record is not None:
                 others = record.state is MessageState.SENDING
-                await self._rest(lane, self._poll if others else (record.next_at - self._clock()) / 1000)
-            elif not lane.changed.is_set():
-                del self._lanes[key]
+                await self._rest(queue, self._poll if others else (record.next_at - self._clock()) / 1000)
+            elif not queue.changed.is_set():
+                del self._queues[key]
                 return
 
-    async def _rest(self, lane: _Lane, seconds: float) -> None:
+    async def _rest(self, queue: _PeerQueue, seconds: float) -> None:
         """Wait until the queue changes or `seconds` have passed."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(lane.changed.wait(), max(seconds, 0.0))
+            await asyncio.wait_for(queue.changed.wait(), max(seconds, 0.0))
 
     async def _attempt(self, channel: Channel, record: OutboxRecord) -> None:
         """Try once to send a message claimed by this gateway, part by part."""
@@ -382,7 +384,7 @@ class Messages:
     async def _later(self, record: OutboxRecord, reason: str, after: float | None) -> None:
         now = self._clock()
         if now - record.created_at > GIVE_UP_MS:
-            await self._end(record, MessageState.FAILED, f"not taken for three days: {reason}")
+            await self._end(record, MessageState.FAILED, f"not accepted for three days: {reason}")
             return
         wait = min(LONGEST_WAIT, FIRST_WAIT * 2 ** min(record.attempts - 1, 10)) * random.uniform(0.8, 1.2)  # noqa: S311
         waited = max(wait, after or 0.0)
@@ -425,18 +427,18 @@ class Messages:
 
     async def _look_around(self) -> float:
         """Renew this gateway's lease, and check messages that others accepted, sent, or left when they died."""
-        if self._lanes:
+        if self._queues:
             await self._database.write(partial(outbox.beat, holder=self._holder), durable=False)
-        steady = time.monotonic()  # monotonic: a jump of the wall clock must not expire leases
-        beats: dict[int, tuple[int, float]] = {}
-        for record in await self._database.read(outbox.open_messages):
-            if record.state is MessageState.SENDING and record.holder != self._holder:
-                seen, since = self._beats.get(record.seq, (record.beat, steady))
-                beats[record.seq] = (record.beat, steady if record.beat != seen else since)
-                if steady - beats[record.seq][1] > self._lease:
-                    await self._take_from(record, "the gateway that sent it vanished while the service was taking it")
-            self._serve_lane(record.place.lane)
-        self._beats = beats
+        opened = await self._database.read(outbox.open_messages)
+        others = {
+            record.seq: record
+            for record in opened
+            if record.state is MessageState.SENDING and record.holder != self._holder
+        }
+        for seq in self._leases.expired({seq: record.beat for seq, record in others.items()}):
+            await self._take_from(others[seq], "the gateway that sent it vanished while the service was taking it")
+        for record in opened:
+            self._serve_queue(record.place.queue)
         for seq in list(self._watched):
             known = await self._database.read(partial(outbox.find_message, seq=seq))
             if known is not None and known.ended_at is not None:
@@ -445,7 +447,7 @@ class Messages:
 
     async def _take_from(self, record: OutboxRecord, reason: str) -> None:
         """Decide what to do with a message whose sender is dead."""
-        channel = self._channels.get((record.channel, record.account))
+        channel = self.channel_of(record.place)
         if channel is None:
             return
         repeat, now = channel.repeatable, self._clock()
@@ -476,5 +478,5 @@ def sent(record: OutboxRecord) -> dict[str, Any]:
     if record.state is not MessageState.SENT:
         answer["queued"] = True
         reason = f" ({record.error})" if record.error else ""
-        answer["note"] = f"accepted; it is delivered as soon as the service takes it{reason}. Do not send it again."
+        answer["note"] = f"accepted; it is delivered as soon as the service accepts it{reason}. Do not send it again."
     return answer

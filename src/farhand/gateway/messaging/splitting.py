@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Final
 
 _FENCE: Final = re.compile(r"^ {0,3}(`{3,}|~{3,})(.*)$", re.MULTILINE)
@@ -17,13 +16,13 @@ def units(text: str) -> int:
     return len(text) + sum(character > "\uffff" for character in text)
 
 
-def split(text: str, longest: int, measure: Callable[[str], int] = units) -> tuple[str, ...]:
+def split(text: str, longest: int) -> tuple[str, ...]:
     """Split the text into pieces of at most `longest`. Only whitespace at the boundaries is dropped."""
     text = text.strip("\n")
     pieces: list[str] = []
     opening = ""
-    while measure(opening + text) > longest:
-        head = _cut(text, longest - measure(opening) - 8, measure)  # room for the closing fence
+    while units(opening + text) > longest:
+        head = _cut(text, longest - units(opening) - 8)  # room for the closing fence
         piece = opening + head
         text = text[len(head) :]
         opening = _open_fence(piece)
@@ -33,7 +32,7 @@ def split(text: str, longest: int, measure: Callable[[str], int] = units) -> tup
             piece = piece.rstrip("\n") + "\n" + (closing.group() if closing else "```")
             text = text.removeprefix("\n")
             opening = f"{fence}\n"
-            if measure(opening) > longest // 4:  # a very long opening line is not repeated
+            if units(opening) > longest // 4:  # a very long opening line is not repeated
                 opening = ""
         else:
             text = text.lstrip("\n ")
@@ -43,11 +42,11 @@ def split(text: str, longest: int, measure: Callable[[str], int] = units) -> tup
     return tuple(piece for piece in pieces if piece.strip()) or ("",)
 
 
-def _cut(text: str, room: int, measure: Callable[[str], int]) -> str:
+def _cut(text: str, room: int) -> str:
     """Return the longest beginning that fits and ends at a good boundary."""
     end = max(1, min(len(text), room))
-    while end > 1 and measure(text[:end]) > room:
-        end -= max(1, (measure(text[:end]) - room) // 2)
+    while end > 1 and units(text[:end]) > room:
+        end -= max(1, (units(text[:end]) - room) // 2)
     for separator in _BREAKS:
         place = text.rfind(separator, 0, end + 1)
         if place >= end * _EARLIEST:

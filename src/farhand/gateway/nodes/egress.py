@@ -37,25 +37,25 @@ class ProxyCredentials:
     def check(self, nodes: list[str]) -> None:
         """Raise ValueError if a node is connected and has no egress proxy."""
         for name in nodes:
-            node = self._node_registry.nodes.get(name)
-            if node is not None and node.connection is not None and QUESTION not in node.connection.queries:
+            connection = self._node_registry.connection(name)
+            if connection is not None and QUESTION not in connection.queries:
                 raise ValueError(
-                    f"node {name!r} has no egress proxy; start it with --root DIR and --network allow:HOST,... or local"
+                    f"node {name!r} has no egress proxy; start it with --root DIR and --network allow:HOST,... or "
+                    "local, or set such a network in [sandbox] of its home"
                 )
 
     async def changed(self) -> list[str]:
         """Send all connected nodes their credentials; return what went wrong."""
-        nodes = [node.card.node_id for node in self._node_registry.nodes.values() if node.connection is not None]
-        wanted = [name for name in nodes if QUESTION in self._queries.answered_by(name)]
+        wanted = [one.node_id for one in self._node_registry.connections if QUESTION in one.queries]
         found = await asyncio.gather(*(self._send(name) for name in wanted))
         return [problem for problem in found if problem is not None]
 
     async def _send(self, node_id: str) -> str | None:
-        node = self._node_registry.nodes.get(node_id)
-        if node is None or node.connection is None:
+        connection = self._node_registry.connection(node_id)
+        if connection is None:
             return None
         try:
-            credentials = self._secrets.for_proxy(node_id, node.connection.sealing_key)
+            credentials = self._secrets.for_proxy(node_id, connection.sealing_key)
             await self._queries.ask(node_id, QUESTION, msgspec.to_builtins(EgressQuery(credentials)), SECONDS)
         except (ToolError, ValueError) as error:
             problem = f"node {node_id!r} did not take its credentials: {error}"

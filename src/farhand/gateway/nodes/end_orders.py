@@ -38,9 +38,9 @@ class EndOrders:
         """
         wanted, now = list(call_ids), self._clock()
         await self._database.write(lambda store: add_end_orders(store, node_id, wanted, reason, now))
-        node = self._node_registry.nodes.get(node_id)
-        if node is not None and node.connection is not None:
-            given = self._give(node.connection, dict.fromkeys(call_ids, reason))
+        connection = self._node_registry.connection(node_id)
+        if connection is not None:
+            given = self._give(connection, dict.fromkeys(call_ids, reason))
             if given:
                 await asyncio.wait(given, timeout=CONFIRM_SECONDS)
 

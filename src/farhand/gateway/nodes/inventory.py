@@ -6,6 +6,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -18,6 +19,7 @@ from farhand.gateway.nodes.queries import Queries, read_answer
 from farhand.gateway.nodes.registry import Connection, Link, Node, NodeRegistry
 from farhand.protocol.errors import FarhandError
 from farhand.protocol.messages import (
+    FEATURE_FLEET,
     FEATURE_RECEIPTS,
     FEATURE_TRANSFER,
     FEATURES,
@@ -26,7 +28,7 @@ from farhand.protocol.messages import (
     NodeHello,
     ToolsUpdate,
 )
-from farhand.protocol.version import CLOSE_REPLACED, CLOSE_RESTART, CLOSE_UNAUTHORIZED, MAX_FRAME_BYTES
+from farhand.protocol.version import CLOSE_BAD_HELLO, CLOSE_REPLACED, CLOSE_RESTART, CLOSE_UNAUTHORIZED, MAX_FRAME_BYTES
 from farhand.store.ports import Tx
 from farhand.store.tables.access.tokens import Token, tokens_used
 from farhand.store.tables.nodes import NodeCard, describe_node, forget_node, node_seen, save_node
@@ -43,7 +45,6 @@ class NodeLinks(Protocol):
 
     def store(self, tx: Tx, connection: Connection) -> None:
         """Store a connection with the transaction that records its node."""
-        ...
 
     def remove(self, tx: Tx, connection: Connection) -> None: ...
 
@@ -96,12 +97,15 @@ class NodeInventory:
     def welcome(self, hello: NodeHello) -> GatewayWelcome:
         """Return the answer to a hello; a node without features gets only the plug-in guide's fields."""
         plain = hello.farhand is UNSET or not hello.farhand.features
+        together = () if self._links is None else (FEATURE_FLEET,)
         return GatewayWelcome(
             gateway_version=__version__,
             farhand=UNSET
             if plain
             else GatewayExtras(
-                [*FEATURES, FEATURE_TRANSFER, FEATURE_RECEIPTS], self._gateway_id, max_response_bytes=MAX_FRAME_BYTES
+                [*FEATURES, FEATURE_TRANSFER, FEATURE_RECEIPTS, *together],
+                self._gateway_id,
+                max_response_bytes=MAX_FRAME_BYTES,
             ),
         )
 
@@ -233,17 +237,28 @@ class NodeInventory:
         await self._journal.record(lambda store: forget_node(store, node_id), "node.forgotten", node_id, {})
         return True
 
+    def dismiss(self, node_ids: Iterable[str], reason: str) -> None:
+        """Disconnect nodes and forget them; one for which calls wait is only disconnected."""
+        for node_id in node_ids:
+            node = self._node_registry.nodes[node_id]
+            if (connection := node.connection) is not None:
+                self.leave(connection)
+                connection.link.close(CLOSE_BAD_HELLO, reason)
+            if not node.running:
+                del self._node_registry.nodes[node_id]
+                self._journal.record(partial(forget_node, node_id=node_id), "node.forgotten", node_id, {})
+
     def send_away(self) -> None:
         """Have the connected nodes connect to other gateways, since this one stops."""
-        for node in self._node_registry.nodes.values():
-            if node.connection is not None and node.connection.own:
-                node.connection.link.close(CLOSE_RESTART, "the gateway stops; connect to another one")
+        for connection in self._node_registry.connections:
+            if connection.own:
+                connection.link.close(CLOSE_RESTART, "the gateway stops; connect to another one")
 
     def close(self) -> None:
         """Record every connected node as offline."""
-        for node in self._node_registry.nodes.values():
-            if node.connection is not None and node.connection.own:
-                self.leave(node.connection)
+        for connection in self._node_registry.connections:
+            if connection.own:
+                self.leave(connection)
 
     def _save(self, card: NodeCard, kind: str, data: dict[str, Any]) -> None:
         node = self._node_registry.nodes[card.node_id]
@@ -262,12 +277,11 @@ def _notify(listeners: Iterable[Listener], connection: Connection) -> None:
 
 def connected_tokens(node_registry: NodeRegistry) -> list[str]:
     """Return the ids of the tokens with which nodes are connected."""
-    found = (node.connection.token_id for node in node_registry.nodes.values() if node.connection is not None)
-    return [token_id for token_id in found if token_id is not None]
+    return [one.token_id for one in node_registry.connections if one.token_id is not None]
 
 
 def disconnect_token(node_registry: NodeRegistry, token: Token) -> None:
     """Close the connection of the node that used a revoked token."""
-    node = node_registry.nodes.get(token.node_id or "")
-    if node is not None and node.connection is not None and node.connection.token_id == token.id:
-        node.connection.link.close(CLOSE_UNAUTHORIZED, "this node's token was revoked")
+    connection = node_registry.connection(token.node_id or "")
+    if connection is not None and connection.token_id == token.id:
+        connection.link.close(CLOSE_UNAUTHORIZED, "this node's token was revoked")

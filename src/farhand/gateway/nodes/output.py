@@ -15,6 +15,7 @@ from farhand.gateway.nodes.queries import Queries, read_answer
 from farhand.gateway.nodes.registry import NodeRegistry
 from farhand.protocol.errors import ErrorKind, Failed, ToolError
 from farhand.protocol.names import NATIVE
+from farhand.protocol.redaction import KnownSecrets, OffsetRedactor
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,11 @@ class Output(msgspec.Struct, frozen=True):
     # How the command ended, in the last piece.
     exit_code: int | None = None
     signal: str | None = None
+
+    def masked(self, redactor: OffsetRedactor, *, flush: bool) -> Output:
+        """Return the part that can be shown now, without secrets; `flush` as in `OffsetRedactor.feed`."""
+        offset, data = redactor.feed(self.offset, self.data, flush=flush)
+        return msgspec.structs.replace(self, offset=offset, next_offset=offset + len(data), data=data)
 
 
 class JobView(msgspec.Struct, frozen=True):
@@ -72,23 +78,31 @@ class RemoteCommands:
         self,
         node_registry: NodeRegistry,
         queries: Queries,
+        secrets: KnownSecrets,
         *,
         is_open: Callable[[str], Awaitable[bool]],
         closing: Callable[[], bool],
     ) -> None:
-        """Create the reader; `is_open` returns whether a call is open, `closing` whether the gateway is stopping."""
+        """Create the reader.
+
+        `secrets` are masked in output. `is_open` returns whether a call is open, `closing` whether the gateway is
+        stopping.
+        """
         self._node_registry = node_registry
         self._queries = queries
+        self._secrets = secrets
         self._is_open = is_open
         self._closing = closing
 
     async def output(
         self, node_id: str, of: Mapping[str, str], offset: int, *, wait: bool
     ) -> AsyncGenerator[Output, None]:
-        """Yield a command's output from `offset` on; with `wait`, until the command has ended.
+        """Yield a command's output from `offset` on, without secrets; with `wait`, until the command has ended.
 
         Waits for a node that disconnects. Raises ToolError if the node does not know the command or stays offline.
         """
+        redactor = self.redactor(offset)
+        offset = redactor.next_offset
         own = node_id == NATIVE
         away_since: float | None = None
         begun = False
@@ -120,14 +134,19 @@ class RemoteCommands:
             if page.next_offset < offset + len(page.data):
                 raise Failed(f"node {node_id!r} sent output that does not follow what it sent before")
             offset = page.next_offset
-            yield page
+            yield page.masked(redactor, flush=page.over)
             if page.over or (not wait and not page.data) or self._closing():
                 return
+
+    def redactor(self, offset: int) -> OffsetRedactor:
+        """Return what removes secrets from output that is read from `offset` on."""
+        return OffsetRedactor(self._secrets, offset)
 
     async def page(self, node_id: str, of: Mapping[str, str], offset: int, wait_ms: int) -> Output:
         """Return the output from `offset` on, or from the end on if it is negative; waits if there is none yet.
 
-        Raises ToolError if the node is disconnected or does not know the command.
+        Its secrets are not masked: see `Output.masked`. Raises ToolError if the node is disconnected or does not know
+        the command.
         """
         params = {**of, "offset": offset, "wait_ms": wait_ms}
         return read_answer(node_id, await self._queries.ask(node_id, "output", params, wait_ms / 1000 + 10), Output)
@@ -154,7 +173,7 @@ class RemoteCommands:
 
         Nodes that the caller may not see are left out.
         """
-        nodes = [node.card.node_id for node in self._node_registry.nodes.values() if node.connection is not None]
+        nodes = [connection.node_id for connection in self._node_registry.connections]
         asked = [name for name in (*nodes, NATIVE) if node_id in (None, name) and may_see(name)]
         asked = [name for name in asked if "jobs" in self._queries.answered_by(name)]
         answers = await asyncio.gather(

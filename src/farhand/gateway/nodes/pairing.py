@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from farhand.node.lent_limits import LendingLimits
+from farhand.node.stored_limits import LendingLimits
 from farhand.store.ports import Store, Tx
 from farhand.store.tables.access.one_time_codes import add_code, count_codes, find_code, remove_codes, use_code
 from farhand.store.tables.access.tokens import token_hash

@@ -104,14 +104,12 @@ class Link(Protocol):
 
         The caller may reuse a memoryview as soon as this returns.
         """
-        ...
 
     def close(self, code: int, reason: str) -> None: ...
 
     @property
     def congested(self) -> bool:
         """Return whether the peer is not reading what it was sent."""
-        ...
 
 
 class Connection:
@@ -156,12 +154,9 @@ class Connection:
         self.max_request_bytes = (extras.max_request_bytes if extras else None) or MAX_REQUEST_BYTES
         self.sealing_key = (extras.sealing_key if extras else "")[:100]
         self.receipt_key = (extras.receipt_key if extras else "")[:100]
+        # The id of the node's current process; None for a node that cannot resume.
+        self.boot = self.resume.boot if self.resume else None
         self.current = True
-
-    @property
-    def boot(self) -> str | None:
-        """Return the id of the node's current process; None for a node that cannot resume."""
-        return self.resume.boot if self.resume else None
 
 
 def _bounded(resume: Resume | None) -> Resume | None:
@@ -230,9 +225,7 @@ class NodeRegistry:
         self,
         known: Iterable[tuple[NodeCard, int, int]] = (),
         allowed: Mapping[str, list[str]] | None = None,
-        now: Callable[[], float] = time.time,
     ) -> None:
-        self._now = now
         self._allowed = allowed or {}
         self._generations = itertools.count(1)
         # Increases with every change to which node serves what.
@@ -263,7 +256,7 @@ class NodeRegistry:
         if hello.protocol_version != PROTOCOL_VERSION:
             raise HelloRefused(
                 CLOSE_VERSION,
-                f"protocol version {hello.protocol_version} is not spoken here, only {PROTOCOL_VERSION}",
+                f"unsupported protocol version {hello.protocol_version}; this gateway supports {PROTOCOL_VERSION}",
             )
         info = hello.node
         try:
@@ -325,12 +318,12 @@ class NodeRegistry:
 
     def _refuse_look_alike(self, node_id: str, named: Collection[str]) -> None:
         """Raise HelloRefused for a new id that could be mistaken for that of a known node."""
-        if node_id in self.nodes:
+        above = [node_id[:at] for at, character in enumerate(node_id) if character == ":"]
+        if node_id in self.nodes and (node_id in named or not any(one in named for one in above)):
             return
         said = spellings(node_id)
         rivals = {known: node.spellings for known, node in self.nodes.items()}
         rivals |= {known: spellings(known) for known in (NATIVE, *named) if known not in rivals}
-        above = [node_id[:at] for at, character in enumerate(node_id) if character == ":"]
         known = next((one for one in above if one in rivals and node_id not in named), None)
         if known is not None:
             raise HelloRefused(
@@ -354,6 +347,10 @@ class NodeRegistry:
                 f"node id {node_id!r} looks like {known!r}, which is known; use another id, or "
                 f"`farhand nodes forget {known}` first",
             )
+
+    def below(self, node_id: str, named: Collection[str]) -> list[str]:
+        """Return the known ids that begin with an id and a colon, apart from those the owner chose (`named`)."""
+        return [known for known in self.nodes if known.startswith(f"{node_id}:") and known not in named]
 
     def join(
         self,
@@ -453,13 +450,23 @@ class NodeRegistry:
                 if not nodes:
                     del self._serving[capability.casefold()]
 
+    @property
+    def connections(self) -> list[Connection]:
+        """Return the connections of all nodes that are online."""
+        return [node.connection for node in self.nodes.values() if node.connection is not None]
+
+    def connection(self, node_id: str) -> Connection | None:
+        """Return the connection of a node; None if it is offline or unknown."""
+        node = self.nodes.get(node_id)
+        return None if node is None else node.connection
+
     def queries(self, node_id: str) -> set[str]:
         """Return the kinds of queries that a connected node answers."""
-        node = self.nodes.get(node_id)
-        return node.connection.queries if node and node.connection else set()
+        connection = self.connection(node_id)
+        return set() if connection is None else connection.queries
 
     def clock(self) -> int:
-        return int(self._now() * 1000)
+        return int(time.time() * 1000)
 
     # -- lookup -----------------------------------------------------------------------------------------
 

@@ -23,10 +23,10 @@ LAST_EVENT: Final = "SELECT at, kind FROM events ORDER BY id DESC LIMIT 1"
 class ReturningNodes:
     """Wait for expected nodes. Create it at startup; `wait` ends once all are connected or the time is up."""
 
-    def __init__(self, node_registry: NodeRegistry, expected: Iterable[str], seconds: float = RETURN_SECONDS) -> None:
+    def __init__(self, node_registry: NodeRegistry, expected: Iterable[str]) -> None:
         self._node_registry = node_registry
         self._expected = frozenset(expected)
-        self._deadline = time.monotonic() + seconds
+        self._deadline = time.monotonic() + RETURN_SECONDS
         self.started_at = node_registry.clock()
 
     @property

@@ -6,7 +6,7 @@ Any reply other than HEARTBEAT_OK is delivered, however short.
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from datetime import time
 from typing import Final
 from zoneinfo import ZoneInfo
@@ -151,23 +151,21 @@ def settle_jobs(store: Tx, settings: HeartbeatSettings) -> None:
     known = {job.id: job for job in cron.hidden_jobs(store)}
     for job_id in known.keys() - {heartbeat_id(agent) for agent in wanted}:
         cron.remove_job(store, job_id, history=True)
-    for job in _jobs(wanted, settings.every_ms, now):
-        before = known.get(job.id)
-        if before is None or not isinstance(before.schedule, Every) or before.schedule.every_ms != settings.every_ms:
-            next_at = next_slot(job.schedule, now, settings.zone)
-            cron.save_job(store, msgspec.structs.replace(job, next_at=next_at))
-
-
-def _jobs(agents: Iterable[str], every_ms: int, now: int) -> Iterable[CronJob]:
-    for agent in agents:
-        yield CronJob(
+    schedule = Every(settings.every_ms, now)
+    for agent in wanted:
+        before = known.get(heartbeat_id(agent))
+        if before is not None and isinstance(before.schedule, Every) and before.schedule.every_ms == schedule.every_ms:
+            continue
+        job = CronJob(
             id=heartbeat_id(agent),
             agent_id=agent,
             name="heartbeat",
-            schedule=Every(every_ms, now),
+            schedule=schedule,
             spec=Heartbeat(),
             missed="skip",
             created_at=now,
             updated_at=now,
             cursor=now,
+            next_at=next_slot(schedule, now, settings.zone),
         )
+        cron.save_job(store, job)

@@ -15,13 +15,13 @@ from farhand.gateway.calls.gate import Gate
 from farhand.gateway.calls.open_call import new_call_id
 from farhand.gateway.calls.pinning import Pin, Pinned
 from farhand.gateway.calls.policy_subject import VIA
+from farhand.gateway.calls.redaction import redacted
 from farhand.gateway.nodes.registry import NodeRegistry
 from farhand.gateway.schedule.job_turns import maker_of
 from farhand.gateway.schedule.scheduler import SlotOutcome
 from farhand.protocol.calls import ToolCall
 from farhand.protocol.errors import FarhandError, ToolError
 from farhand.protocol.json_limits import decode_bounded
-from farhand.protocol.redaction import KnownSecrets
 from farhand.store.tables.calls import CallRecord, CallState
 from farhand.store.tables.cron import CallSpec, CronJob, Slot, SlotStatus
 
@@ -30,21 +30,19 @@ _STATUSES: Final = {CallState.TIMEOUT: SlotStatus.TIMEOUT, CallState.UNKNOWN: Sl
 
 
 class JobCalls:
-    """Make the calls of jobs, with the rights of whoever made the job."""
+    """Make the calls of jobs, with the rights of its maker."""
 
     def __init__(
         self,
         gate: Gate,
         catalog: Catalog,
         node_registry: NodeRegistry,
-        secrets: KnownSecrets,
         reduced: Callable[[Credential], Credential],
     ) -> None:
         """`reduced` returns a stored credential with the rights that it still has."""
         self._gate = gate
         self._catalog = catalog
         self._node_registry = node_registry
-        self._secrets = secrets
         self._reduced = reduced
 
     async def perform(self, job: CronJob, slot: Slot, spec: CallSpec) -> SlotOutcome:
@@ -85,11 +83,11 @@ class JobCalls:
 
     def _ended(self, record: CallRecord) -> SlotOutcome:
         where = f"call {record.id}"
-        if record.state is not CallState.OK:
+        result = redacted(record, self._gate.secrets)
+        if result.error is not None:
             status = _STATUSES.get(record.state, SlotStatus.ERROR)
-            reason = self._secrets.redact_text(record.error_message or record.state.value)
-            return SlotOutcome(status, f"{record.error_kind or 'failed'}: {reason} ({where})")
-        raw = self._secrets.redact(b"null" if record.result is None else bytes(record.result))
+            return SlotOutcome(status, f"{result.error.kind}: {result.error.message} ({where})")
+        raw = bytes(result.result)
         try:
             value = decode_bounded(raw)
         except msgspec.MsgspecError:

@@ -26,6 +26,7 @@ from farhand.gateway.schedule.time_parsing import (
     zone_named,
 )
 from farhand.gateway.sessions import keys as session_keys
+from farhand.llm.model import THINKING_LEVELS
 from farhand.protocol.errors import InvalidArgs
 from farhand.protocol.names import MAX_COMPARED_LENGTH, MAX_TOOL_NAME_CHARS, validate_node_id
 from farhand.store.tables.cron import At, CallSpec, Cron, CronJob, Every, Schedule, Spec, SystemEvent, Task
@@ -59,18 +60,6 @@ MULTIPLES: Final = {
     "Minutes": UNITS["m"],
     "Hours": UNITS["h"],
     "Days": UNITS["d"],
-}
-THINKING: Final = {
-    alias: level
-    for level, aliases in {
-        "off": ("off", "none", "0"),
-        "minimal": ("minimal", "min", "1"),
-        "low": ("low", "2"),
-        "medium": ("medium", "med", "3"),
-        "high": ("high", "4"),
-        "xhigh": ("xhigh", "max", "5"),
-    }.items()
-    for alias in aliases
 }
 _EVERY_TEXT = re.compile(r"every\s+(?:(\d.*)|([a-z]+))")
 
@@ -310,7 +299,7 @@ def read_spec(value: Any, before: Spec | None = None) -> Spec:
         if not message.strip():
             raise InvalidArgs("task spec requires non-empty message")
         thinking = given.get("thinking")
-        if thinking is not None and str(thinking).lower() not in THINKING:
+        if thinking is not None and str(thinking).lower() not in THINKING_LEVELS:
             raise InvalidArgs(f"spec.thinking must be off, minimal, low, medium, high or xhigh, not {thinking!r}")
         limit = given.get("timeoutSeconds")
         return Task(
@@ -319,7 +308,7 @@ def read_spec(value: Any, before: Spec | None = None) -> Spec:
             channel=_optional("spec.channel", given.get("channel")),
             to=_optional("spec.to", given.get("to")),
             model=_optional("spec.model", given.get("model")),
-            thinking=None if thinking is None else THINKING[str(thinking).lower()],
+            thinking=None if thinking is None else THINKING_LEVELS[str(thinking).lower()],
             timeout_seconds=None if limit is None else _number("spec.timeoutSeconds", limit, 0.001, 86_400),
             best_effort_deliver=_flag("spec.bestEffortDeliver", given.get("bestEffortDeliver") or False),
         )

@@ -28,7 +28,6 @@ class ReplyDelivery(Protocol):
         Without `channel` and `to`, it goes to the person who last talked to the agent; returns None if there is none.
         Raises ToolError.
         """
-        ...
 
 
 class CronRuns:
@@ -106,7 +105,7 @@ class CronRuns:
         except ToolError as error:
             return f"the reply was not delivered: {error.message}", None
         if where is None and demanded:
-            return "the reply was not delivered: nobody has talked to the agent on a channel yet", None
+            return "the reply was not delivered: no one has written to the agent on a channel yet", None
         return None, where
 
     def _message(self, job: CronJob, slot: Slot, text: str) -> str:

@@ -49,7 +49,7 @@ class CronJobs:
     def __init__(
         self, database: Store, scheduler: Scheduler, paused: Callable[[CronJob], str | None] = lambda _: None
     ) -> None:
-        """Create the book; `paused` returns why a job does not run, such as a credential that is no longer valid."""
+        """Create the service; `paused` returns why a job does not run, such as a credential that is no longer valid."""
         self._paused = paused
         self._database = database
         self._scheduler = scheduler

@@ -29,6 +29,7 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
+from farhand.gateway.leases import LeaseWatch
 from farhand.gateway.repeating import Repeating
 from farhand.gateway.schedule.slot_ledger import JUMP_MS, JobChecks, account, close_one_shot, take
 from farhand.gateway.schedule.time_parsing import next_slot
@@ -134,7 +135,7 @@ class Scheduler:
         )
         self._started = clock()
         self._clocks = (clock(), time.monotonic())
-        self._beats: dict[tuple[str, int], tuple[int, float]] = {}
+        self._leases = LeaseWatch[tuple[str, int]](lease_seconds)
         self._stopping = False
         self._claiming = asyncio.Lock()
 
@@ -337,7 +338,7 @@ class Scheduler:
             ended = await self._attempts(job, slot)
         except asyncio.CancelledError:
             if self._stopping and self._resume:
-                return SlotOutcome(SlotStatus.UNKNOWN, "the gateway stopped; the run goes on after its next start")
+                return SlotOutcome(SlotStatus.UNKNOWN, "the gateway stopped; the run continues after the next start")
             why = "the gateway stopped before the run ended" if self._stopping else "the job was removed"
             ended = SlotOutcome(SlotStatus.ERROR, f"stopped: {why}")
         await self._end(slot, ended)
@@ -429,16 +430,9 @@ class Scheduler:
             for slot in opened
             if slot.status is SlotStatus.RUNNING and slot.holder != self._holder
         }
-        # Monotonic: a jump of the wall clock must not expire leases.
-        steady = time.monotonic()
-        beats: dict[tuple[str, int], tuple[int, float]] = {}
-        for key, slot in others.items():
-            seen, since = self._beats.get(key, (slot.beat, steady))
-            beats[key] = (slot.beat, steady if slot.beat != seen else since)
-            if steady - beats[key][1] > self._lease:
-                await self._end(slot, _vanished())
-                self.wake()
-        self._beats = beats
+        for key in self._leases.expired({key: slot.beat for key, slot in others.items()}):
+            await self._end(others[key], _vanished())
+            self.wake()
 
 
 def _replan(store: Tx, zone: ZoneInfo) -> None:

@@ -7,8 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from farhand.gateway.access.credentials import Scope
-from farhand.gateway.access.principal import principal_of
+from farhand.gateway.access.principal import Principal, principal_of, readable_owner
 from farhand.gateway.calls.pinning import Pin
 from farhand.gateway.calls.policy_subject import handed_on
 from farhand.gateway.schedule.job_input import JOB_FIELDS
@@ -140,18 +139,21 @@ _PLAIN_SPEC: Final = ToolSpec(
 _FLAT: Final = tuple(name for name in JOB_FIELDS if name not in _NATIVE["properties"])
 
 
-def cron_tools(book: CronJobs, pin_of: Callable[[str | None], Pin | None]) -> list[Tool]:
-    """Return the schedule tools; `pin_of` returns what a session's run is pinned to."""
+def cron_tools(book: CronJobs, find_pin: Callable[[str | None, Principal], Pin | None]) -> list[Tool]:
+    """Return the schedule tools; `find_pin` returns what the work that makes a call is pinned to."""
+
+    def pin_of(context: CallContext) -> Pin | None:
+        return find_pin(context.session_key, principal_of(context))
 
     async def native(arguments: Mapping[str, Any], context: CallContext) -> Any:
-        return await act(book, arguments, context, pin_of(context.session_key))
+        return await act(book, arguments, context, pin_of(context))
 
     async def plain(arguments: Mapping[str, Any], context: CallContext) -> Any:
-        return {"content": await _plain(book, arguments, context, pin_of(context.session_key))}
+        return {"content": await _plain(book, arguments, context, pin_of(context))}
 
     async def preview_native(arguments: Mapping[str, Any], context: CallContext) -> Preview:
         action = (_text(arguments, "action") or "").strip().lower()
-        pin = pin_of(context.session_key)
+        pin = pin_of(context)
         if action == "add":
             agent_id = _text(arguments, "agentId") or context.agent_id
             return _preview_added(book, _alike(pin, _job(arguments)), agent_id)
@@ -163,7 +165,7 @@ def cron_tools(book: CronJobs, pin_of: Callable[[str | None], Pin | None]) -> li
     async def preview_plain(arguments: Mapping[str, Any], context: CallContext) -> Preview:
         action = _text(arguments, "action")
         if action == "add":
-            return _preview_added(book, _alike(pin_of(context.session_key), _prompted(arguments)), context.agent_id)
+            return _preview_added(book, _alike(pin_of(context), _prompted(arguments)), context.agent_id)
         job_id = _text(arguments, "id")
         return await _preview_job(book, action, job_id) if action == "remove" and job_id else Preview()
 
@@ -198,7 +200,7 @@ async def act(book: CronJobs, arguments: Mapping[str, Any], context: CallContext
     if action.strip().lower() != "add" and (flat := next((name for name in _FLAT if name in arguments), None)):
         raise InvalidArgs(f"parameter {flat!r} belongs to action 'add'; for 'update' put it into 'patch'")
     asker = principal_of(context).asker
-    only = _only(context)
+    only = readable_owner(context)
     match action.strip().lower():
         case "status":
             return await book.status(agent_id)
@@ -249,15 +251,9 @@ async def act(book: CronJobs, arguments: Mapping[str, Any], context: CallContext
 
 
 def _agent(context: CallContext) -> str:
-    """Return the agent that makes the call on behalf of somebody; empty if nobody else is involved."""
+    """Return the agent that makes the call; empty if the caller acts for itself."""
     principal = principal_of(context)
     return "" if principal.on_behalf_of is None else principal.actor.id.partition(":")[2] or MAIN_AGENT
-
-
-def _only(context: CallContext) -> str | None:
-    """Return the credential whose jobs the caller may see; None if it may see all."""
-    principal = principal_of(context)
-    return None if principal.may(Scope.READ) else principal.asker.id
 
 
 def _job(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -275,7 +271,7 @@ async def _plain(book: CronJobs, arguments: Mapping[str, Any], context: CallCont
         raise InvalidArgs("cron parameter action is required: list, add or remove")
     match action:
         case "list":
-            listed = await book.list(include_disabled=False, limit=500, own_to=_only(context))
+            listed = await book.list(include_disabled=False, limit=500, own_to=readable_owner(context))
             return msgspec.json.encode([_brief(job) for job in listed["jobs"]]).decode()
         case "add":
             job, maker = _alike(pin, _prompted(arguments)), principal_of(context).asker

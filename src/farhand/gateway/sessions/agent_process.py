@@ -6,14 +6,25 @@ before anything runs, so it is kept even if the tool fails.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Protocol
 
 import msgspec
 
-from farhand.agent.events import Completed, Event, StepStarted, StepText, ToolCalled, ToolEnded
+from farhand.agent.events import (
+    Completed,
+    Event,
+    RunFailed,
+    StepStarted,
+    StepText,
+    Stopped,
+    ToolCalled,
+    ToolEnded,
+)
 from farhand.agent.tool_outcome import Outcome
 from farhand.gateway.access.credentials import Credential, Scope
 from farhand.gateway.access.daily_budget import DailyBudget, message_budget
@@ -23,18 +34,20 @@ from farhand.gateway.calls.catalog import Catalog, SwitchedOff
 from farhand.gateway.calls.gate import Gate
 from farhand.gateway.calls.open_call import NO_ERROR_GIVEN, new_call_id, result_of
 from farhand.gateway.calls.policy import Forbidden
+from farhand.gateway.control.approvals import ApprovalRequested
+from farhand.gateway.sessions.entries import entry_of, message_of
 from farhand.gateway.sessions.keys import MAIN, MAX_NAME, process_key
-from farhand.gateway.sessions.sessions import entry_of
+from farhand.gateway.sessions.runs import Recorded
+from farhand.gateway.sessions.sessions import Sessions
 from farhand.llm.messages import Message, Role, ToolUse, Usage
 from farhand.machine.files.refused_paths import as_raised
 from farhand.protocol.calls import ToolCall
-from farhand.protocol.errors import FarhandError, InvalidArgs, NotFound, ToolError
-from farhand.protocol.redaction import KnownSecrets
+from farhand.protocol.errors import FarhandError, InvalidArgs, NotAllowed, NotFound, ToolError
 from farhand.store.ports import Store, StoreError, Tx
 from farhand.store.tables import chats, sessions
 from farhand.store.tables.calls import CallRecord, CallState
 from farhand.store.tables.chats import Chat, ChatKey, ChatRecord
-from farhand.store.tables.sessions import SessionRecord
+from farhand.store.tables.sessions import RunState, SessionRecord
 from farhand.tools.tool import Tool
 
 log = logging.getLogger(__name__)
@@ -88,15 +101,12 @@ class Agent(Protocol):
 
     def answer(self, turn: Turn) -> AsyncGenerator[Event, None]:
         """Yield the events of the run as described in `farhand.agent.events`; closing this ends the run."""
-        ...
 
     async def check_forget(self, key: str, credential: Credential) -> None:
         """Raise Denied if another credential started the agent's conversation in a session."""
-        ...
 
     async def forget(self, key: str) -> None:
         """Start a new conversation in the session."""
-        ...
 
 
 class ItemFailed(FarhandError):
@@ -133,12 +143,10 @@ class Direct:
         agent: Agent,
         *,
         clock: Callable[[], int],
-        secrets: KnownSecrets,
         budget: DailyBudget | None = None,
     ) -> None:
         self._budget = budget or message_budget()
         self._gate = gate
-        self._secrets = secrets
         self._catalog = catalog
         self._database = database
         self._clock = clock
@@ -150,7 +158,7 @@ class Direct:
         text = msgspec.json.decode(result, type=_Text).text
         reply = text if text.strip() else bytes(result).decode()
         # The text is cut later, and part of a secret would not be recognised: redact before that.
-        return reply if len(reply) <= SHORT else self._secrets.redact_text(reply)
+        return reply if len(reply) <= SHORT else self._gate.secrets.redact_text(reply)
 
     async def answer(self, turn: Turn) -> AsyncGenerator[Event, None]:
         """Yield events as they happen. Closing this early ends what runs.
@@ -172,12 +180,12 @@ class Direct:
                     yield event
             return
         # With a key, the message may be one that the first request has stored.
-        said = None if turn.idempotency_key else await self._hear(turn)
+        said = None if turn.idempotency_key else await self._store_turn(turn)
         try:
             tool, inputs, several = self._read(turn.tool)
         except ToolError:
             if turn.idempotency_key:
-                await self._hear(turn)
+                await self._store_turn(turn)
             raise
         yield StepStarted(1, "")
         results: list[msgspec.Raw] = []
@@ -196,7 +204,7 @@ class Direct:
             )
             try:
                 if key and number == 0 and not opened.repeated:
-                    said = await self._hear(turn)
+                    said = await self._store_turn(turn)
                 record = await self._gate.wait(opened)
             except BaseException:
                 self._gate.abandon(opened)
@@ -213,7 +221,7 @@ class Direct:
             seconds = (record.duration_ms or 0.0) / 1000
             yield ToolEnded(1, use, Outcome(texts[-1], result=ended.result), seconds)
         reply = "\n\n".join(texts)
-        await self._say(said, reply)
+        await self._store_answer(said, reply)
         yield StepText(1, reply)
         yield Completed(reply, NO_USAGE, 1)
 
@@ -223,7 +231,8 @@ class Direct:
         found = await self._database.read(lambda store: chats.chats(store, filters, limit))
         # A chat's name is the beginning of its first message, and may end within a secret.
         return [
-            msgspec.structs.replace(chat, name=self._secrets.redact_excerpt(chat.name, after=True)) for chat in found
+            msgspec.structs.replace(chat, name=self._gate.secrets.redact_excerpt(chat.name, after=True))
+            for chat in found
         ]
 
     async def history(self, chat_id: str) -> list[ChatMessage] | None:
@@ -236,7 +245,7 @@ class Direct:
             found: list[ChatMessage] = []
             size = 0
             for entry in sessions.newest_entries(store, chat.session_key, chat.first_entry):
-                message = msgspec.json.decode(entry.message, type=Message)
+                message = message_of(entry)
                 if entry.keeps_from is None and message.role in SHOWN and not message.tool_calls:
                     found.append(ChatMessage(message.role, message.text, entry.at))
                     size += len(message.text)
@@ -253,12 +262,12 @@ class Direct:
             await self._forget(found.session_key, found, credential, "removing it")
         return found is not None
 
-    async def _hear(self, turn: Turn) -> SessionRecord | None:
+    async def _store_turn(self, turn: Turn) -> SessionRecord | None:
         """Store what the user said to a tool; return its session, or None if it is not stored (see `enter_chat`)."""
         now = self._clock()
         self._budget.take(turn.credential, sum(len(text) for _, text in turn.messages), now)
 
-        def hear(store: Tx) -> SessionRecord | None:
+        def write(store: Tx) -> SessionRecord | None:
             new = SessionRecord(
                 key=turn.session_key, id=new_call_id(), agent_id=MAIN, title=turn.title, created_at=now, updated_at=now
             )
@@ -269,20 +278,20 @@ class Direct:
                         sessions.append_entry(store, entry_of(session, None, now, Message(role, text)))
             return session
 
-        return await self._database.write(hear, durable=False)
+        return await self._database.write(write, durable=False)
 
-    async def _say(self, said: SessionRecord | None, text: str) -> None:
+    async def _store_answer(self, said: SessionRecord | None, text: str) -> None:
         """Store an answer. Returns once it is committed, so that a caller finds it again if the gateway is killed."""
         if said is not None:
             now, session = self._clock(), said
 
-            def say(store: Tx) -> None:
+            def write(store: Tx) -> None:
                 current = sessions.find_session(store, session.key)
                 if current is not None and current.id == session.id:  # else a new conversation began meanwhile
                     sessions.append_entry(store, entry_of(session, None, now, Message("assistant", text)))
 
             try:
-                await self._database.write(say, durable=False)
+                await self._database.write(write, durable=False)
             except StoreError as error:
                 log.error("failed to store a message of a chat: %s", error)
 
@@ -393,3 +402,58 @@ def _worded(text: str) -> str:
     if reason.startswith("Object missing required field"):
         return "biz_params.tool.name is required"
     return f"biz_params.tool{place}: {reason[:1].lower()}{reason[1:]}"
+
+
+class SessionAgent:
+    """The agent: answers turns with runs of their chat's session."""
+
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions = sessions
+
+    async def answer(self, turn: Turn) -> AsyncGenerator[Event, None]:
+        """Yield the events of the run, the last one `Completed`, `Stopped` or `RunFailed`; closing this ends the run.
+
+        Raises ToolError for a rejected message, IdempotencyConflict, StoreError.
+        """
+        try:
+            run = await self._sessions.send(
+                turn.session_key,
+                turn.text,
+                origin="direct",
+                credential=turn.credential,
+                title=turn.title,
+                own_key=True,
+                enter=partial(enter_chat, turn),
+                idempotency_key=turn.idempotency_key,
+            )
+        except NotAllowed as error:
+            raise Denied(error.message) from None
+        try:
+            async for event in run.follow():
+                if isinstance(event, Completed | Stopped | RunFailed):
+                    break  # the outcome has the same information, even if these events were not sent
+                if not isinstance(event, Recorded | ApprovalRequested):
+                    yield event
+            outcome = await run.reply()
+        finally:
+            if not run.over:
+                self._sessions.ask_to_stop(run, RunState.STOPPED, "the client hung up")
+        if outcome.state is RunState.STOPPED:
+            yield Stopped(outcome.text, outcome.usage, outcome.steps)
+        elif outcome.error is not None:
+            yield RunFailed(outcome.error.kind, outcome.error.message, outcome.usage, outcome.steps)
+        else:
+            yield Completed(outcome.reply, outcome.usage, outcome.steps)
+
+    async def check_forget(self, key: str, credential: Credential) -> None:
+        """Raise Denied if another credential started the conversation in a session."""
+        try:
+            await self._sessions.check_owner(key, credential)
+        except NotAllowed as error:
+            raise Denied(error.message) from None
+
+    async def forget(self, key: str) -> None:
+        """Stop what runs in a session and start a new conversation; the old one stays in the history."""
+        await self._sessions.stop(key, "a new conversation was begun")
+        with contextlib.suppress(NotFound):
+            await self._sessions.begin_anew(key)

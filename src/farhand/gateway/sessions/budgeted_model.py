@@ -14,7 +14,7 @@ from farhand.agent.tokens import messages_tokens, text_tokens, tools_tokens
 from farhand.gateway.access.budgets import Budgets
 from farhand.llm.errors import BudgetSpent, ModelError
 from farhand.llm.messages import Finished, StreamEvent, TextDelta, ThinkingDelta, Usage
-from farhand.llm.model import Model, ModelRequest
+from farhand.llm.model import Model, ModelRequest, ModelWrapper
 from farhand.llm.settings import Prices
 from farhand.store.tables.accounts.budgets import SCALE, BudgetExceeded, Limit, Unit, Want
 
@@ -23,7 +23,7 @@ REPLY_TOKENS: Final = 4096
 _DOLLAR: Final = SCALE[Unit.MONEY]
 
 
-class BudgetedModel:
+class BudgetedModel(ModelWrapper):
     """Delegates to a model if the limits allow the request; a reply gets no more tokens than are left."""
 
     def __init__(
@@ -34,18 +34,10 @@ class BudgetedModel:
         prices: Prices,
     ) -> None:
         """`limits` returns those that apply to a request. `prices` are those of the model."""
-        self._model = model
+        super().__init__(model)
         self._budgets = budgets
         self._limits = limits
         self._prices = prices
-
-    @property
-    def name(self) -> str:
-        return self._model.name
-
-    @property
-    def context_tokens(self) -> int:
-        return self._model.context_tokens
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[StreamEvent, None]:
         limits = [limit for limit in await self._limits() if limit.unit in (Unit.MONEY, Unit.TOKENS)]

@@ -9,6 +9,7 @@ import msgspec
 
 from farhand.agent.tool_outcome import Outcome
 from farhand.agent.transcript import unanswered
+from farhand.gateway.sessions.entries import message_of
 from farhand.llm.messages import Message, ToolUse
 from farhand.store.ports import Tx
 from farhand.store.tables import sessions as transcript
@@ -36,5 +37,4 @@ def results(store: Tx, record: SessionRecord, answers: Collection[Message] | Non
 
 def open_calls(store: Tx, record: SessionRecord) -> list[ToolUse]:
     """Return the calls of a conversation that have no result."""
-    entries = transcript.conversation(store, record.key, record.id)
-    return unanswered([msgspec.json.decode(entry.message, type=Message) for entry in entries])
+    return unanswered([message_of(entry) for entry in transcript.conversation(store, record.key, record.id)])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, get_args
 import msgspec
 
 from farhand.gateway.sessions import keys as session_keys
-from farhand.llm.model import Thinking
+from farhand.llm.model import THINKING_LEVELS, Thinking
 from farhand.protocol.errors import InvalidArgs, NotFound
 from farhand.store.tables.sessions import SessionRecord
 
@@ -50,11 +50,6 @@ OF_THE_OWNER: Final = frozenset({"new", "stop", "compact", "model", "think"})
 # Commands for people the owner has not named: in their own session, and in a group.
 OF_GUESTS: Final = frozenset({"new", "stop", "status", "help"})
 OF_ANYBODY: Final = frozenset({"help"})
-_LEVELS: Final = {
-    **{level: level for level in get_args(Thinking)},
-    **{"none": "off", "0": "off", "min": "minimal", "1": "minimal", "2": "low", "med": "medium", "3": "medium"},
-    **{"4": "high", "max": "xhigh", "5": "xhigh"},
-}
 
 
 class Command(msgspec.Struct, frozen=True):
@@ -128,7 +123,7 @@ async def _think(sessions: Sessions, key: str, level: str) -> str:
     if not level:
         record = await sessions.find(key)
         return f"Thinking: {record.thinking or 'as the model does by default'}"
-    chosen = _LEVELS.get(level.lower())
+    chosen = THINKING_LEVELS.get(level.lower())
     if chosen is None:
         raise InvalidArgs(f"{level!r} is no level of thinking; choose one of {', '.join(get_args(Thinking))}")
     await sessions.change(key, thinking=chosen)

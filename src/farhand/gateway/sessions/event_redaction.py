@@ -8,7 +8,7 @@ from farhand.agent.events import Event, StepRetrying, StepText, StepThinking
 from farhand.protocol.redaction import KnownSecrets, StreamRedactor
 
 
-class VeiledEvents:
+class EventRedactor:
     """Redacts the deltas of one run; whole texts in events are redacted where they leave the gateway."""
 
     def __init__(self, secrets: KnownSecrets) -> None:
@@ -31,7 +31,7 @@ class VeiledEvents:
 
     def _rest(self) -> Iterator[Event]:
         if self._open is not None:
-            kind, step, veil = self._open
+            kind, step, redactor = self._open
             self._open = None
-            if text := veil.finish_text():
+            if text := redactor.finish_text():
                 yield kind(step, text)

@@ -11,8 +11,8 @@ import msgspec
 from farhand.gateway.access.credentials import Credential, Scope
 from farhand.gateway.calls.gate import IdempotencyConflict
 from farhand.gateway.sessions import keys as session_keys
+from farhand.gateway.sessions.entries import message_of
 from farhand.gateway.sessions.sessions import Sessions
-from farhand.llm.messages import Message
 from farhand.protocol.errors import InvalidArgs, NotAllowed, NotFound
 from farhand.protocol.version import MIB
 from farhand.store.history.seal_coverage import checkpoint
@@ -108,7 +108,7 @@ class Forks:
             return made
         taken, left_out = await self._chats.read(plan)  # reads in its own thread; the copy is written in another
         if not taken:
-            raise InvalidArgs("nothing whole had been said by then; choose a later event or message")
+            raise InvalidArgs("there was no complete message by then; choose a later event or message")
         self._chats.budget.take(credential, sum(len(bytes(entry.message)) for entry in taken), now)
         forked: Forked = await self._chats.write(write)
         return forked
@@ -122,7 +122,9 @@ class Forks:
         target = self._chats.canonical(to)
         if session_keys.agent_of(target) != source.agent_id:
             named = session_keys.agent_of(target)
-            raise InvalidArgs(f"{to!r} is a session of the agent {named!r}, and what was said is {source.agent_id!r}'s")
+            raise InvalidArgs(
+                f"{to!r} is a session of the agent {named!r}, and the messages are those of {source.agent_id!r}"
+            )
         return target
 
 
@@ -132,7 +134,7 @@ def whole(entries: Sequence[Entry]) -> tuple[list[Entry], int]:
     end = 0
     for number, entry in enumerate(entries, 1):
         if entry.keeps_from is None:
-            message = msgspec.json.decode(entry.message, type=Message)
+            message = message_of(entry)
             if message.role == "assistant":
                 open_uses = {use.id for use in message.tool_calls}
             elif message.role == "tool":
@@ -157,11 +159,11 @@ def _last_entry(store: Tx, key: str, event: int | None, message: int | None) -> 
             raise NotFound(f"there is no event {event}; `farhand log` shows them")
         found = sessions.entry_by(store, key, event, rows[0][0])
         if found is None:
-            raise InvalidArgs(f"nothing had been said in {session_keys.short(key)!r} by event {event}")
+            raise InvalidArgs(f"{session_keys.short(key)!r} had no messages by event {event}")
         return found
     entries = sessions.history(store, key, limit=1)
     if not entries:
-        raise InvalidArgs(f"nothing has been said in {session_keys.short(key)!r} yet")
+        raise InvalidArgs(f"{session_keys.short(key)!r} has no messages yet")
     return entries[0]
 
 

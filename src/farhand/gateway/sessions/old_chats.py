@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from farhand.gateway.calls.open_call import new_call_id
+from farhand.gateway.sessions.entries import entry_of
 from farhand.gateway.sessions.keys import MAIN, process_key
-from farhand.gateway.sessions.sessions import entry_of
 from farhand.llm.messages import Message
 from farhand.store.ports import Store, Tx
 from farhand.store.tables import chats, sessions

@@ -13,7 +13,7 @@ from farhand.agent.loop import Limits
 from farhand.agent.prompt import Prompted
 from farhand.llm.errors import BudgetSpent, ContextOverflow, ModelError, ModelRefused, NotConfigured, Unavailable
 from farhand.llm.messages import Finished, Message, StreamEvent
-from farhand.llm.model import Model, ModelRequest, Thinking
+from farhand.llm.model import Model, ModelRequest, ModelWrapper, Thinking
 from farhand.protocol.calls import ToolSpec
 from farhand.store.ports import Store, Tx, log_failure
 from farhand.store.tables import recordings as replays
@@ -125,20 +125,12 @@ class Asking:
         log_failure(self._database.write(operation, durable=False), log, f"record a request of run {self._run_id}")
 
 
-class AskedModel:
+class AskedModel(ModelWrapper):
     """A model whose requests and replies are recorded."""
 
     def __init__(self, model: Model, asking: Asking) -> None:
-        self._model = model
+        super().__init__(model)
         self._asking = asking
-
-    @property
-    def name(self) -> str:
-        return self._model.name
-
-    @property
-    def context_tokens(self) -> int:
-        return self._model.context_tokens
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[StreamEvent, None]:
         reply: Replied | None = None

@@ -22,6 +22,7 @@ from farhand.agent.tool_search import CORE, ToolShelf
 from farhand.agent.tools import AgentTool, ToolList, Tools, WithClients
 from farhand.agent.transcript import mend
 from farhand.gateway.calls.open_call import result_of
+from farhand.gateway.sessions.entries import message_of
 from farhand.gateway.sessions.recorder import ERRORS, Replied, RunSettings, plain_digest, spec_list
 from farhand.gateway.sessions.runs import RunOptions
 from farhand.llm import messages as model_events
@@ -133,7 +134,7 @@ async def replay(record: RecordedRun) -> ReplayedRun:
     requests = made = 0
     difference: Difference | None = None
     for number, attempt in enumerate(record.attempts):
-        again = _Again(record, number, attempt)
+        again = _ReplayedAttempt(record, number, attempt)
         difference = await again.run()
         requests += again.requests
         made += again.calls
@@ -145,7 +146,7 @@ async def replay(record: RecordedRun) -> ReplayedRun:
     )
 
 
-class _Again:
+class _ReplayedAttempt:
     """The replay of one attempt of a run."""
 
     def __init__(self, record: RecordedRun, number: int, attempt: Attempt) -> None:
@@ -157,7 +158,7 @@ class _Again:
         end = sessions.NEWEST if self._last_attempt else record.attempts[number + 1].last_entry
         entries = [entry for entry in record.entries if attempt.last_entry < entry.seq <= end]
         self._conversation = record.conversations[number]
-        self._expected = [(entry, _message(entry)) for entry in entries]
+        self._expected = [(entry, message_of(entry)) for entry in entries]
         self._specs: Sequence[ToolSpec] = self._specs_of(self._asked[0].specs) if self._asked else ()
         self._places: dict[str, deque[tuple[int, int]]] = defaultdict(deque)
         for entry, message in self._expected:
@@ -173,7 +174,7 @@ class _Again:
     async def run(self) -> Difference | None:
         settings = self._settings
         text = self._prompt()
-        messages = [Message("system", text), *mend([_message(entry) for entry in self._conversation])]
+        messages = [Message("system", text), *mend([message_of(entry) for entry in self._conversation])]
         steps = loop.run(
             self,
             messages,
@@ -397,10 +398,6 @@ def _first_difference(expected: str, got: str) -> tuple[str, str]:
     number = next((place for place, (one, other) in pairs if one != other), min(len(ours), len(theirs)))
     one, other = "".join(ours[number : number + 1]), "".join(theirs[number : number + 1])
     return f"line {number + 1}: {one}", f"line {number + 1}: {other}"
-
-
-def _message(entry: Entry) -> Message:
-    return msgspec.json.decode(entry.message, type=Message)
 
 
 def _shown(message: Message | None) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
-import msgspec
-
 from farhand.gateway.access.credentials import Credential
+from farhand.gateway.sessions.entries import message_of
 from farhand.gateway.sessions.runs import Run
 from farhand.gateway.sessions.sessions import Sessions
 from farhand.llm.messages import Message
@@ -14,6 +14,7 @@ from farhand.protocol.errors import InvalidArgs, NotFound
 from farhand.store.ports import Store, Tx
 from farhand.store.tables import responses, sessions
 from farhand.store.tables.responses import ResponseRecord
+from farhand.store.tables.sessions import Entry
 
 PREFIX: Final = "resp_"
 MAX_ID: Final = 100
@@ -46,7 +47,7 @@ class Responses:
 
     async def said(self, run: Run) -> list[Message]:
         """Return what a run has added to its conversation so far, oldest first."""
-        return await self._database.read(lambda store: _messages(sessions.entries_of_run(store, *_place(run))))
+        return [message_of(entry) for entry in await self._database.read(partial(_entries, run=run))]
 
     async def conversation(self, name: str, credential: Credential) -> list[Message]:
         """Return the conversation up to the end of a response, for a request that continues it.
@@ -57,25 +58,21 @@ class Responses:
         if not run.over:
             raise InvalidArgs(f"the response {name!r} has not ended; wait for its end before continuing it")
 
-        def read(store: Tx) -> list[Message]:
-            own = sessions.entries_of_run(store, *_place(run))
+        def read(store: Tx) -> list[Entry]:
+            own = _entries(store, run)
             if not own:
                 return []
             last = own[-1]
-            return _messages(sessions.conversation(store, last.session_key, last.session_id, last.seq))
+            return sessions.conversation(store, last.session_key, last.session_id, last.seq)
 
-        return await self._database.read(read)
+        return [message_of(entry) for entry in await self._database.read(read)]
 
 
 def response_id(run: Run) -> str:
     return f"{PREFIX}{run.id.replace('-', '')}"
 
 
-def _place(run: Run) -> tuple[str, str]:
-    """Return the session and the run with the entries of a run; a message that joined another run has none itself."""
+def _entries(store: Tx, run: Run) -> list[Entry]:
+    """Return the entries of a run; a message that joined another run has those of that run."""
     joined = run.record.joined_to if run.joined is None else run.joined.id
-    return run.session_key, joined or run.id
-
-
-def _messages(entries: list[sessions.Entry]) -> list[Message]:
-    return [msgspec.json.decode(entry.message, type=Message) for entry in entries]
+    return sessions.entries_of_run(store, run.session_key, joined or run.id)

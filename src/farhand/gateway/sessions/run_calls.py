@@ -10,18 +10,21 @@ from typing import Any
 import msgspec
 
 from farhand.agent.tool_outcome import Outcome
+from farhand.gateway.access.credentials import Credentials
 from farhand.gateway.access.principal import Principal
+from farhand.gateway.calls.catalog import Catalog
 from farhand.gateway.calls.gate import Gate, IdempotencyConflict
-from farhand.gateway.calls.open_call import new_call_id, result_of
+from farhand.gateway.calls.open_call import new_call_id
 from farhand.gateway.calls.pinning import Pinned, of_a_machine
+from farhand.gateway.calls.redaction import redacted
 from farhand.gateway.nodes.end_orders import EndOrders
 from farhand.gateway.nodes.registry import NodeRegistry
+from farhand.gateway.nodes.returning import ReturningNodes
 from farhand.llm.messages import ToolUse
-from farhand.protocol.calls import ToolCall, ToolResult
+from farhand.protocol.calls import ToolCall
 from farhand.protocol.errors import ToolError
 from farhand.protocol.names import split_tool
-from farhand.protocol.redaction import KnownSecrets
-from farhand.store.ports import StoreError
+from farhand.store.ports import Store, StoreError
 from farhand.store.tables.waiting_calls import Approval
 from farhand.tools.tool import Tool
 
@@ -33,6 +36,18 @@ EndJobs = Callable[[Collection[str]], Coroutine[Any, Any, None]]
 NODE_COMMANDS = "Bash"
 
 
+class RunServices(msgspec.Struct, frozen=True):
+    """The services of the gateway that runs use."""
+
+    database: Store
+    credentials: Credentials
+    node_registry: NodeRegistry
+    returning: ReturningNodes
+    catalog: Catalog
+    gate: Gate
+    end_orders: EndOrders
+
+
 class RunCalls:
     """Calls tools for one run.
 
@@ -42,10 +57,7 @@ class RunCalls:
 
     def __init__(
         self,
-        gate: Gate,
-        node_registry: NodeRegistry,
-        end_orders: EndOrders,
-        secrets: KnownSecrets,
+        services: RunServices,
         *,
         session_key: str,
         agent_id: str,
@@ -61,10 +73,7 @@ class RunCalls:
         tools of a read-only run, by name; without it, those of the catalog. `pinned`: the tools of some machines only;
         of these, a read-only run has those that only read. `asked` is called when a call waits for approval.
         """
-        self._gate = gate
-        self._node_registry = node_registry
-        self._end_orders = end_orders
-        self._secrets = secrets
+        self._services = services
         self._session_key = session_key
         self._agent_id = agent_id
         self._principal = principal
@@ -97,7 +106,7 @@ class RunCalls:
         if own is None and self._only is not None and not elsewhere:
             return Outcome.failed("not_found", f"tool not found: {use.name}")
         call = ToolCall(new_call_id(), name, msgspec.Raw(given.encode()), self._session_key, self._agent_id)
-        gate = self._gate
+        gate = self._services.gate
         # Once recording has started, the record must get an end even if the caller is cancelled.
         opening = asyncio.ensure_future(
             gate.begin(call, principal=principal, own=own, idempotency_key=key, origins=self._origins)
@@ -106,7 +115,7 @@ class RunCalls:
             opened = await asyncio.shield(opening)
             self._made[opened.record.id] = opened.record.tool
             opened.on_approval(self._asked)
-            return self._outcome(result_of(await gate.wait(opened)))
+            return Outcome.of_result(redacted(await gate.wait(opened), gate.secrets))
         except (StoreError, IdempotencyConflict) as error:
             return Outcome.failed("failed", f"the call was not run: {error}")
         except asyncio.CancelledError:
@@ -117,28 +126,23 @@ class RunCalls:
             self._made[begun.id] = begun.tool
             ended = await gate.cancel(begun.id, reason)
             assert ended is not None
-            return self._outcome(result_of(ended))
-
-    def _outcome(self, result: ToolResult) -> Outcome:
-        """Return the outcome for the model, without the gateway's own secrets."""
-        secrets = self._secrets
-        if result.error is not None:
-            return Outcome.failed(result.error.kind, secrets.redact_text(result.error.message))
-        return Outcome.of_result(
-            msgspec.structs.replace(result, result=msgspec.Raw(secrets.redact(bytes(result.result))))
-        )
+            return Outcome.of_result(redacted(ended, gate.secrets))
 
     async def end_processes(self) -> None:
         """End every process that a call of this run started and left running."""
-        if self._gate.frozen is not None:
+        if self._services.gate.frozen is not None:
             return  # a freeze ends all processes itself
         made = dict(self._made)
         commands: dict[str, list[str]] = {}
         for call_id, name in made.items():
-            if (named := split_tool(name)) and named[1] == NODE_COMMANDS and named[0] in self._node_registry.nodes:
+            if (
+                (named := split_tool(name))
+                and named[1] == NODE_COMMANDS
+                and named[0] in self._services.node_registry.nodes
+            ):
                 commands.setdefault(named[0], []).append(call_id)
         reason = self._stopped() or "the run was stopped"
-        work = [self._end_orders.end(node_id, call_ids, reason) for node_id, call_ids in commands.items()]
+        work = [self._services.end_orders.end(node_id, call_ids, reason) for node_id, call_ids in commands.items()]
         if self._end_jobs is not None:
             work.append(self._end_jobs(made))
         for failure in await asyncio.gather(*work, return_exceptions=True):

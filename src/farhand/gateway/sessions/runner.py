@@ -11,7 +11,7 @@ import msgspec
 
 from farhand.agent import loop
 from farhand.agent import tool_recording as recording
-from farhand.agent.compaction import Compactor
+from farhand.agent.compaction import Compaction, Compactor
 from farhand.agent.events import Appended, Compacted, Completed, Event, RunFailed, Stopped
 from farhand.agent.loop import JoiningMessage, Limits
 from farhand.agent.prompt import Prompted, PromptParts
@@ -20,26 +20,21 @@ from farhand.agent.tool_outcome import Outcome, cancelled
 from farhand.agent.tool_search import CORE, ToolCost, ToolShelf
 from farhand.agent.tools import AgentTool, Call, ToolList, Tools, WithClients
 from farhand.agent.transcript import interrupted, mend, unanswered
-from farhand.gateway.access.credentials import OWNER, Credentials
+from farhand.gateway.access.credentials import OWNER
 from farhand.gateway.access.principal import Principal
 from farhand.gateway.calls.admission import offered_to
-from farhand.gateway.calls.catalog import Catalog
-from farhand.gateway.calls.gate import Gate
 from farhand.gateway.calls.pinning import Pinned, of_a_machine
 from farhand.gateway.control.approvals import ApprovalRequested
-from farhand.gateway.nodes.end_orders import EndOrders
-from farhand.gateway.nodes.registry import NodeRegistry
-from farhand.gateway.nodes.returning import ReturningNodes
 from farhand.gateway.sessions import client_tools as client_calls
 from farhand.gateway.sessions.agents import Agents
 from farhand.gateway.sessions.budgeted_model import BudgetedModel
-from farhand.gateway.sessions.event_redaction import VeiledEvents
+from farhand.gateway.sessions.entries import entry_of, message_of
+from farhand.gateway.sessions.event_redaction import EventRedactor
 from farhand.gateway.sessions.keys import main_key
 from farhand.gateway.sessions.recorder import AskedModel, Asking, RunSettings
-from farhand.gateway.sessions.run_calls import EndJobs, RunCalls
+from farhand.gateway.sessions.run_calls import EndJobs, RunCalls, RunServices
 from farhand.gateway.sessions.runs import FROZEN, Recorded, Run, RunFailure, RunOutcome
 from farhand.gateway.sessions.sessions import Sessions
-from farhand.gateway.sessions.summaries import counts, keep_summary
 from farhand.llm.errors import ModelError, NotConfigured
 from farhand.llm.messages import Message, ToolUse, Usage
 from farhand.llm.model import Model, Thinking
@@ -48,8 +43,7 @@ from farhand.llm.registry import Models
 from farhand.protocol.calls import ToolSpec
 from farhand.protocol.errors import InvalidArgs
 from farhand.protocol.names import split_tool
-from farhand.protocol.redaction import KnownSecrets
-from farhand.store.ports import Store, Tx
+from farhand.store.ports import Tx
 from farhand.store.tables import sessions as transcript
 from farhand.store.tables.idempotency import claimed_below
 from farhand.store.tables.sessions import Entry, RunState, SessionRecord
@@ -66,7 +60,6 @@ STOP_SECONDS = 0.9
 class Prompt(Protocol):
     async def __call__(self, record: SessionRecord, tools: Sequence[ToolSpec], /, *, guest: bool = False) -> Prompted:
         """Build the prompt of a session whose agent may call these tools; for a guest, without the owner's data."""
-        ...
 
 
 # Tools that reveal data of the owner or act in the owner's name; not for people the owner has not named.
@@ -86,19 +79,6 @@ class Budget(msgspec.Struct, frozen=True):
     @property
     def total(self) -> int:
         return self.prompt + sum(tool.tokens for tool in self.tools if tool.offered)
-
-
-class RunServices(msgspec.Struct, frozen=True):
-    """The services of the gateway that runs use."""
-
-    database: Store
-    credentials: Credentials
-    node_registry: NodeRegistry
-    returning: ReturningNodes
-    catalog: Catalog
-    gate: Gate
-    end_orders: EndOrders
-    secrets: KnownSecrets
 
 
 class Turns:
@@ -131,12 +111,10 @@ class Turns:
     async def __call__(self, sessions: Sessions, run: Run) -> RunOutcome:
         order = self.services.gate.frozen
         if order is not None:
-            failure = RunFailure(FROZEN, order.refusal().message)
-            return RunOutcome(run.id, run.session_key, RunState.FAILED, error=failure)
+            return run.failed(FROZEN, order.refusal().message)
         ended = self.services.credentials.ended(Principal(run.asker).ids)
         if ended is not None:
-            failure = RunFailure("cancelled", f"{ended}, and the run acted on its behalf")
-            return RunOutcome(run.id, run.session_key, RunState.STOPPED, error=failure)
+            return run.stopped(f"{ended}, and the run acted on its behalf")
         returning = self.services.returning
         if run.record.created_at < returning.started_at or run.record.origin.startswith(("cron:", "heartbeat")):
             await returning.wait(run.stop)
@@ -233,41 +211,38 @@ class Turns:
             agent = Principal.agent(record.agent_id, OWNER)
             model = self.budgeted(model, self.model_name(record), agent, record.key)
         compactor = msgspec.structs.replace(self.compactor, keep=0.0)
-        messages = [Message("system", ""), *mend([_message(entry) for entry in entries])]
+        messages = [Message("system", ""), *mend([message_of(entry) for entry in entries])]
         compaction = await compactor.compact(model, messages)
         if compaction is None:
             return "There is nothing to compact yet."
-        await keep_summary(sessions, record, None, [entry.seq for entry in entries], compaction, model.name)
+        await _keep_summary(sessions, record, None, [entry.seq for entry in entries], compaction, model.name)
         return f"Compacted: a summary stands for {compaction.count} messages, which stay in the history."
 
 
 class _Turn:
     """The work on one run."""
 
-    def __init__(self, house: Turns, sessions: Sessions, run: Run, record: SessionRecord) -> None:
-        self._house = house
+    def __init__(self, turns: Turns, sessions: Sessions, run: Run, record: SessionRecord) -> None:
+        self._turns = turns
         self._sessions = sessions
         self._run = run
         self._record = record
         self._is_child = record.kind == "child"
-        agent = house.agents.of(record.agent_id)
+        agent = turns.agents.of(record.agent_id)
         self._agent = agent
         self._principal = Principal.agent(record.agent_id, run.asker)
         pin = run.options.pin
-        self._pinned = None if pin is None else Pinned(pin, house.services.catalog, house.services.node_registry)
+        self._pinned = None if pin is None else Pinned(pin, turns.services.catalog, turns.services.node_registry)
         self._calls = RunCalls(
-            house.services.gate,
-            house.services.node_registry,
-            house.services.end_orders,
-            house.services.secrets,
+            turns.services,
             session_key=record.key,
             agent_id=record.agent_id,
             principal=self._principal,
             stopped=lambda: run.stopping and run.stopping[1],
             origins=sessions.origins(run, record),
-            only=house.sub_agent if self._is_child else None,
+            only=turns.sub_agent if self._is_child else None,
             pinned=self._pinned,
-            end_jobs=house.end_jobs,
+            end_jobs=turns.end_jobs,
             asked=lambda approval: run.happened(ApprovalRequested.of(approval)),
         )
         self._clients = frozenset(spec.name for spec in run.options.client_tools)
@@ -300,8 +275,8 @@ class _Turn:
             if run.stopping is None:
                 ending.cancel()
             # A machine that does not answer must not block: it gets the order as soon as possible.
-            self._house.endings.add(ending)
-            ending.add_done_callback(self._house.endings.discard)
+            self._turns.endings.add(ending)
+            ending.add_done_callback(self._turns.endings.discard)
             since = 0.0 if self._stopped_at is None else asyncio.get_running_loop().time() - self._stopped_at
             await asyncio.wait({ending}, timeout=max(0.0, STOP_SECONDS - since))
 
@@ -309,7 +284,7 @@ class _Turn:
         prompt = asyncio.ensure_future(self._prompt())
         try:
             entries = await self._sessions.conversation(self._record)
-            if self._run.record.state is RunState.RUNNING or unanswered([_message(entry) for entry in entries]):
+            if self._run.record.state is RunState.RUNNING or unanswered([message_of(entry) for entry in entries]):
                 if (outcome := await self._take_up(model, entries)) is not None:
                     return outcome
                 entries = await self._sessions.conversation(self._record)
@@ -319,7 +294,7 @@ class _Turn:
         self._positions = [entry.seq for entry in entries]
         # A run that was stopped meanwhile sends no request, so it needs no prompt.
         prompted = prompt.result() if prompt.done() and not prompt.cancelled() else Prompted(PromptParts())
-        messages = [Message("system", prompted.text), *mend([_message(entry) for entry in entries])]
+        messages = [Message("system", prompted.text), *mend([message_of(entry) for entry in entries])]
         return self._outcome(await self._think(model, messages, prompted))
 
     # -- start ------------------------------------------------------------------------------------------
@@ -328,9 +303,9 @@ class _Turn:
         """Mark the run as running and add its message to the transcript, in one transaction."""
         run, now, current = self._run, self._sessions.now(), self._record
         again = run.record.state is RunState.RUNNING
-        new_id, actor, keys, entry = self._sessions.new_id(), self._principal.id, self._key(""), self._entry
+        new_id, actor, keys = self._sessions.new_id(), self._principal.id, self._key("")
         options, message = run.options, run.message
-        title = self._house.services.secrets.truncate(" ".join(message.text[:TITLE_SOURCE].split()), TITLE_LENGTH)
+        title = self._turns.services.gate.secrets.truncate(" ".join(message.text[:TITLE_SOURCE].split()), TITLE_LENGTH)
 
         def write(store: Tx) -> tuple[SessionRecord, dict[str, str]]:
             record = current
@@ -343,7 +318,7 @@ class _Turn:
                 transcript.change_session(store, record.key, title=title)
             said = [message] if message.content else []
             for one in (*client_calls.results(store, record, options.answers), *said):
-                transcript.append_entry(store, entry(one, now, record=record))
+                transcript.append_entry(store, entry_of(record, run.id, now, one))
             return record, {}
 
         self._record, made = await self._sessions.write(write)
@@ -351,7 +326,7 @@ class _Turn:
 
     async def _give_up(self) -> RunOutcome:
         entries = await self._sessions.conversation(self._record)
-        for use in unanswered([_message(entry) for entry in entries]):
+        for use in unanswered([message_of(entry) for entry in entries]):
             await self._keep(Appended(0, interrupted(use)))
         times = self._run.record.attempts
         reason = f"the run was abandoned: the gateway stopped {times} times at the same point of it"
@@ -359,7 +334,7 @@ class _Turn:
 
     async def _take_up(self, model: Model, entries: list[Entry]) -> RunOutcome | None:
         """Answer the calls left open by a stop of the gateway; return the outcome if the reply was stored already."""
-        messages = [_message(entry) for entry in entries]
+        messages = [message_of(entry) for entry in entries]
         last = next((index for index in range(len(entries) - 1, -1, -1) if messages[index].role == "assistant"), None)
         if last is None:
             return None
@@ -395,7 +370,7 @@ class _Turn:
             for task in (stopped, *waiting):
                 task.cancel()
         if waiting:
-            await asyncio.wait(waiting, timeout=self._house.limits.stop_seconds)
+            await asyncio.wait(waiting, timeout=self._turns.limits.stop_seconds)
 
     async def _again(self, call: Call, use: ToolUse) -> Outcome:
         if use not in self._asked[1]:
@@ -409,41 +384,41 @@ class _Turn:
 
     def _model(self) -> Model:
         """Return the model of the run. Raises NotConfigured."""
-        model = self._house.models.chosen(self._run.options.model or self._house.model_name(self._record))
+        model = self._turns.models.chosen(self._run.options.model or self._turns.model_name(self._record))
         return RecordingModel(model, self._recorded) if self._run.options.record else model
 
     def _budgeted(self, model: Model) -> Model:
         """Return the model with requests that count against the budgets of this run."""
         if isinstance(model, ReplayModel):
             return model
-        return self._house.budgeted(
-            model, self._run.options.model or self._house.model_name(self._record), self._principal, self._record.key
+        return self._turns.budgeted(
+            model, self._run.options.model or self._turns.model_name(self._record), self._principal, self._record.key
         )
 
     async def _prompt(self) -> Prompted:
-        prompt = await self._house.prompt(self._record, self._specs(), guest=self._run.options.guest)
+        prompt = await self._turns.prompt(self._record, self._specs(), guest=self._run.options.guest)
         return prompt.adding(self._run.options.instructions)
 
     # -- loop -------------------------------------------------------------------------------------------
 
     async def _think(self, model: Model, messages: list[Message], prompt: Prompted) -> Event:
         """Run the loop to its end and return its last event."""
-        run, house = self._run, self._house
+        run, turns = self._run, self._turns
         tools = self._tools(model)
         rounds = self._agent.max_rounds
         settings = RunSettings(
             model.name,
             model.context_tokens,
             prompt,
-            msgspec.structs.replace(house.limits, max_rounds=rounds) if rounds else house.limits,
-            house.compactor,
+            msgspec.structs.replace(turns.limits, max_rounds=rounds) if rounds else turns.limits,
+            turns.compactor,
             thinking=run.options.thinking or _thinking(self._record.thinking) or self._agent.thinking,
             max_tokens=run.options.max_tokens,
             child=self._is_child,
             core=None if self._pinned is None else tuple({*CORE, *self._pinned.names()}),
             judges=self._pinned is not None,
         )
-        asking = Asking(house.services.database, run.id, self._specs)
+        asking = Asking(turns.services.database, run.id, self._specs)
         asking.begin(settings, self._sessions.now(), max(self._positions, default=0))
         steps = loop.run(
             AskedModel(self._budgeted(model), asking),
@@ -459,24 +434,24 @@ class _Turn:
             handed=self._clients,
         )
         last: Event | None = None
-        veil = VeiledEvents(house.services.secrets)
+        redactor = EventRedactor(turns.services.gate.secrets)
         async with contextlib.aclosing(steps):
             async for event in steps:
                 if isinstance(event, Appended):
                     await self._keep(event)
                 elif isinstance(event, Compacted):
-                    self._positions = await keep_summary(
+                    self._positions = await _keep_summary(
                         self._sessions, self._record, run.id, self._positions, event.compaction, model.name
                     )
                 if not isinstance(event, Appended):  # it repeats earlier events
-                    for shown in veil.shown(event):
+                    for shown in redactor.shown(event):
                         run.happened(shown)
                 last = event
         assert last is not None
         return last
 
     def _specs(self) -> list[ToolSpec]:
-        specs = self._house.sub_agent_specs if self._is_child else self._house.specs
+        specs = self._turns.sub_agent_specs if self._is_child else self._turns.specs
         found = specs(self._principal, self._pinned)
         return [spec for spec in found if spec.name not in NOT_FOR_GUESTS] if self._run.options.guest else found
 
@@ -529,7 +504,7 @@ class _Turn:
         usage = event.usage or Usage()
         joined = None if event.incoming is None else self._incoming.pop(event.incoming)
         run_id = self._run.id if joined is None else joined.id
-        entry = self._entry(event.message, now, run_id=run_id, usage=usage, model=event.model)
+        entry = entry_of(self._record, run_id, now, event.message, usage=usage, model=event.model)
         context = None if event.usage is None else usage.total_tokens
 
         own_id, parent_key = self._run.id, self._record.parent_key
@@ -538,7 +513,7 @@ class _Turn:
             if joined is not None:
                 transcript.join_run(store, run_id, own_id, now)
             if parent_key is not None and event.usage is not None:
-                transcript.count_usage(store, parent_key, now, **counts(usage))
+                transcript.count_usage(store, parent_key, now, **msgspec.structs.asdict(usage))
             transcript.got_on(store, own_id)
             return transcript.append_entry(store, entry, context_tokens=context)
 
@@ -548,27 +523,6 @@ class _Turn:
             self._asked = (seq, event.message.tool_calls)
         if joined is not None:
             self._sessions.joined(joined, self._run)
-
-    def _entry(
-        self,
-        message: Message,
-        now: int,
-        *,
-        record: SessionRecord | None = None,
-        run_id: str | None = None,
-        usage: Usage = Usage(),  # noqa: B008
-        model: str | None = None,
-    ) -> Entry:
-        record = record or self._record
-        return Entry(
-            session_key=record.key,
-            session_id=record.id,
-            run_id=run_id or self._run.id,
-            at=now,
-            message=msgspec.Raw(msgspec.json.encode(message)),
-            model=model,
-            **counts(usage),
-        )
 
     # -- end --------------------------------------------------------------------------------------------
 
@@ -604,6 +558,29 @@ class _Turn:
         return RunOutcome(self._run.id, self._run.session_key, state, reply, error, usage, steps)
 
 
+async def _keep_summary(
+    sessions: Sessions,
+    record: SessionRecord,
+    run_id: str | None,
+    positions: list[int],
+    compaction: Compaction,
+    model: str,
+) -> list[int]:
+    """Store a summary beside the entries it replaces; return the entries that the model sees from now on."""
+    kept = positions[compaction.count :]
+    keeps_from = kept[0] if kept else positions[-1] + 1
+    usage, now = compaction.usage, sessions.now()
+    entry = entry_of(record, run_id, now, compaction.summary, usage=usage, model=model, keeps_from=keeps_from)
+
+    def write(store: Tx) -> int:
+        transcript.count_compaction(store, record.key)
+        if record.parent_key is not None:
+            transcript.count_usage(store, record.parent_key, now, **msgspec.structs.asdict(usage))
+        return transcript.append_entry(store, entry, context_tokens=0)
+
+    return [await sessions.write(write), *kept]
+
+
 def _in_its_words(spec: AgentTool) -> AgentTool:
     """Return a machine's tool with its description marked as the machine's own text."""
     if not spec.machine or not spec.description:
@@ -613,7 +590,3 @@ def _in_its_words(spec: AgentTool) -> AgentTool:
 
 def _thinking(level: str | None) -> Thinking | None:
     return next((known for known in get_args(Thinking) if known == level), None)
-
-
-def _message(entry: Entry) -> Message:
-    return msgspec.json.decode(entry.message, type=Message)

@@ -214,6 +214,14 @@ class Run:
         self._began_at = len(other._events)
         self._wake()
 
+    def failed(self, kind: str, reason: str, state: RunState = RunState.FAILED) -> RunOutcome:
+        """Return the outcome of this run if it gives no reply."""
+        return RunOutcome(self.id, self.session_key, state, error=RunFailure(kind, reason))
+
+    def stopped(self, reason: str, state: RunState = RunState.STOPPED) -> RunOutcome:
+        """Return the outcome of this run if it is stopped before it starts."""
+        return self.failed("timeout" if state is RunState.TIMEOUT else "cancelled", reason, state)
+
     def settle(self, outcome: RunOutcome) -> None:
         if not self._end.done():
             self.outcome = outcome
@@ -223,7 +231,7 @@ class Run:
     def let_go(self) -> None:
         """Release all waiters, since the gateway stops."""
         if not self._end.done():
-            self._end.set_exception(Failed(f"the gateway is stopping; run {self.id} goes on after its next start"))
+            self._end.set_exception(Failed(f"the gateway is stopping; run {self.id} continues after the next start"))
             self._wake()
 
     def _wake(self) -> None:

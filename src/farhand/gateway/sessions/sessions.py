@@ -27,8 +27,9 @@ from farhand.gateway.calls.policy_subject import VIA
 from farhand.gateway.sessions import client_tools as client_calls
 from farhand.gateway.sessions import commands
 from farhand.gateway.sessions import keys as session_keys
+from farhand.gateway.sessions.entries import entry_of
 from farhand.gateway.sessions.keys import DmScope
-from farhand.gateway.sessions.runs import Run, RunFailure, RunOptions, RunOutcome
+from farhand.gateway.sessions.runs import Run, RunOptions, RunOutcome
 from farhand.llm.messages import Message, ToolUse
 from farhand.protocol import canonical_json as sameness
 from farhand.protocol.errors import Failed, FarhandError, InvalidArgs, NotAllowed, NotFound, ToolError
@@ -54,26 +55,21 @@ class RunsElsewhere(Protocol):
 
     def worker(self, tx: Tx, key: str) -> str | None:
         """Return another gateway that works on a session."""
-        ...
 
     def assign(self, tx: Tx, run_id: str, replica: str) -> None:
         """Make a new run one of another gateway."""
-        ...
 
     async def wake(self, replica: str) -> None:
         """Have a gateway take up the runs that were stored for it."""
-        ...
 
     async def stop(self, replica: str, key: str, reason: str) -> list[str]:
         """Stop the runs of a session at another gateway and return their ids. Raises FarhandError."""
-        ...
 
     def copy(self, record: RunRecord) -> Run:
         """Return a run of another gateway as one that can be followed and awaited here."""
-        ...
 
 
-class _Lane:
+class _SessionQueue:
     """An active session: its run, and the waiting messages."""
 
     def __init__(self) -> None:
@@ -119,7 +115,7 @@ class Sessions:
         self.check_model = check_model
         self._freeze = freeze
         self.budget = budget or message_budget()
-        self._lanes: dict[str, _Lane] = {}
+        self._queues: dict[str, _SessionQueue] = {}
         self._live: dict[str, Run] = {}
         self._ended: OrderedDict[str, Run] = OrderedDict()
         self._endings: set[asyncio.Task[None]] = set()
@@ -172,9 +168,9 @@ class Sessions:
         command = commands.read(said.text) if commands_too and not said.images else None
         if command is not None and command.name in commands.OF_THE_OWNER:
             await self.check_owner(key, credential)  # refused before it is stored; checked again when it runs
-        lane = self._lanes.get(key)
-        if lane is not None and len(lane.waiting) >= MAX_QUEUED:
-            raise Failed(f"{len(lane.waiting)} messages wait in session {session_keys.short(key)!r}; try again later")
+        queue = self._queues.get(key)
+        if queue is not None and len(queue.waiting) >= MAX_QUEUED:
+            raise Failed(f"{len(queue.waiting)} messages wait in session {session_keys.short(key)!r}; try again later")
         now = self._clock()
         self.budget.take(credential, len(body) + sum(len(earlier.text) for earlier in history), now)
         record = RunRecord(
@@ -305,16 +301,16 @@ class Sessions:
 
     async def stop_here(self, key: str, reason: str) -> list[str]:
         """End the runs of a session that this gateway works on; return their ids."""
-        lane = self._lanes.get(self.canonical(key))
-        if lane is None:
+        queue = self._queues.get(self.canonical(key))
+        if queue is None:
             return []
-        waiting = list(lane.waiting)
-        lane.waiting.clear()
+        waiting = list(queue.waiting)
+        queue.waiting.clear()
         for run in waiting:
-            await self.end(run, _stopped(run, reason))
+            await self.end(run, run.stopped(reason))
         ended = [run.id for run in waiting]
-        if lane.current is not None:
-            current = lane.current
+        if queue.current is not None:
+            current = queue.current
             self.ask_to_stop(current, RunState.STOPPED, reason)
             ended.insert(0, current.id)
             await current.reply()
@@ -322,7 +318,7 @@ class Sessions:
 
     async def stop_all(self, reason: str) -> int:
         """End every run with every process it started, and all waiting runs; return their number."""
-        stopped = await asyncio.gather(*(self.stop_here(key, reason) for key in list(self._lanes)))
+        stopped = await asyncio.gather(*(self.stop_here(key, reason) for key in list(self._queues)))
         return sum(len(runs) for runs in stopped)
 
     def credential_ended(self, token_id: str, reason: str) -> None:
@@ -337,10 +333,10 @@ class Sessions:
             return
         run.stopping = (state, reason)
         run.stop.set()
-        lane = self._lanes.get(run.session_key)
-        if lane is not None and run in lane.waiting:
-            lane.waiting.remove(run)
-            ending = asyncio.get_running_loop().create_task(self.end(run, _stopped(run, reason, state)))
+        queue = self._queues.get(run.session_key)
+        if queue is not None and run in queue.waiting:
+            queue.waiting.remove(run)
+            ending = asyncio.get_running_loop().create_task(self.end(run, run.stopped(reason, state)))
             self._endings.add(ending)
             ending.add_done_callback(self._endings.discard)
 
@@ -408,14 +404,14 @@ class Sessions:
             found = await self._database.read(sessions.open_runs)
             ours = [run for run in found if run.session_key == key]
             return sorted(ours, key=lambda run: run.state is RunState.QUEUED)
-        lane = self._lanes.get(key)
-        return [] if lane is None else [run.record for run in (*filter(None, [lane.current]), *lane.waiting)]
+        queue = self._queues.get(key)
+        return [] if queue is None else [run.record for run in (*filter(None, [queue.current]), *queue.waiting)]
 
     async def activity(self) -> dict[str, tuple[str | None, int]]:
         """Return the active run of each session that has one, and how many wait, whichever gateway works on them."""
         if self._elsewhere is None:
-            lanes = self._lanes.items()
-            return {key: (lane.current.id if lane.current else None, len(lane.waiting)) for key, lane in lanes}
+            queues = self._queues.items()
+            return {key: (queue.current.id if queue.current else None, len(queue.waiting)) for key, queue in queues}
         found: dict[str, tuple[str | None, int]] = {}
         for run in await self._database.read(sessions.open_runs):
             current, waiting = found.get(run.session_key, (None, 0))
@@ -428,13 +424,16 @@ class Sessions:
 
     def current(self, key: str) -> Run | None:
         """Return the active run of a session, if this gateway works on it."""
-        lane = self._lanes.get(key)
-        return lane.current if lane else None
+        queue = self._queues.get(key)
+        return queue.current if queue else None
 
-    def pin_of(self, key: str | None) -> Pin | None:
-        """Return the pin of a session's active run."""
+    def pin_of(self, key: str | None, principal: Principal) -> Pin | None:
+        """Return the pin of the work that makes a call in a session: the caller's, or that of the active run.
+
+        A call of a scheduled job has no session.
+        """
         run = self.current(self.canonical(key)) if key else None
-        return run.options.pin if run is not None else None
+        return Pin.of_caller(principal) or (run.options.pin if run is not None else None)
 
     def origins(self, run: Run, record: SessionRecord) -> tuple[str, ...]:
         """Return the origins of a run; for a sub-agent, including those of the run it works for."""
@@ -445,13 +444,13 @@ class Sessions:
         return tuple(dict.fromkeys([*own, *led]))
 
     def waiting(self, key: str) -> int:
-        lane = self._lanes.get(key)
-        return len(lane.waiting) if lane else 0
+        queue = self._queues.get(key)
+        return len(queue.waiting) if queue else 0
 
     @property
     def busy(self) -> list[str]:
         """Return the keys of the active sessions."""
-        return [key for key, lane in self._lanes.items() if lane.current is not None]
+        return [key for key, queue in self._queues.items() if queue.current is not None]
 
     # -- for the runner -----------------------------------------------------------------------------------
 
@@ -471,14 +470,14 @@ class Sessions:
         """Return waiting messages that may join a run: those of the credential on whose behalf it acts, and with the
         same origins for the policy.
         """
-        lane = self._lanes.get(run.session_key)
-        if lane is None or run.stopping is not None or run.options.pin is not None:
+        queue = self._queues.get(run.session_key)
+        if queue is None or run.stopping is not None or run.options.pin is not None:
             return []
-        return [one for one in lane.waiting if one.options.plain and one.asker == run.asker and _alike(one, run)]
+        return [one for one in queue.waiting if one.options.plain and one.asker == run.asker and _alike(one, run)]
 
     def joined(self, one: Run, to: Run) -> None:
         """Mark a waiting message as part of another run's transcript."""
-        self._lanes[to.session_key].waiting.remove(one)
+        self._queues[to.session_key].waiting.remove(one)
         one.join(to)
 
     async def begin_anew(self, key: str) -> SessionRecord:
@@ -551,7 +550,7 @@ class Sessions:
         if self._paused:
             return
         self._paused = True
-        tasks = [lane.task for lane in self._lanes.values() if lane.task is not None]
+        tasks = [queue.task for queue in self._queues.values() if queue.task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -567,26 +566,26 @@ class Sessions:
         if self._paused:  # on disk; resumes after the next start
             run.let_go()
             return
-        lane = self._lanes.setdefault(run.session_key, _Lane())
-        lane.waiting.append(run)
-        if lane.task is None:
-            lane.task = asyncio.get_running_loop().create_task(self._serve(run.session_key, lane))
+        queue = self._queues.setdefault(run.session_key, _SessionQueue())
+        queue.waiting.append(run)
+        if queue.task is None:
+            queue.task = asyncio.get_running_loop().create_task(self._serve(run.session_key, queue))
 
-    async def _serve(self, key: str, lane: _Lane) -> None:
-        while lane.waiting:
-            run = lane.current = lane.waiting.popleft()
+    async def _serve(self, key: str, queue: _SessionQueue) -> None:
+        while queue.waiting:
+            run = queue.current = queue.waiting.popleft()
             try:
                 outcome = await self._work(self, run)
             except Exception as error:
                 log.exception("run %s in session %s failed", run.id, key)
-                outcome = _failed(run, f"the run failed: {type(error).__name__}: {error}")
+                outcome = run.failed("failed", f"the run failed: {type(error).__name__}: {error}")
             try:
                 await self.end(run, outcome)
             except Exception:
                 log.exception("failed to record the end of run %s", run.id)
                 run.settle(outcome)
-            lane.current = None
-        del self._lanes[key]
+            queue.current = None
+        del self._queues[key]
 
     async def _obey(self, run: Run, command: commands.Command) -> None:
         try:
@@ -601,9 +600,7 @@ class Sessions:
                 reply = await commands.obey(self, run.session_key, command, self._compact)
             outcome = RunOutcome(run.id, run.session_key, RunState.OK, reply)
         except ToolError as error:
-            outcome = RunOutcome(
-                run.id, run.session_key, RunState.FAILED, error=RunFailure(error.kind.value, error.message)
-            )
+            outcome = run.failed(error.kind.value, error.message)
         await self.end(run, outcome)
 
     async def _stop_everything(self, run: Run, reason: str) -> str:
@@ -634,22 +631,3 @@ def _check_channel_rights(run: Run, command: commands.Command) -> None:
     limited = record.credential.startswith("channel:") and not run.asker.may(Scope.TOOLS_EXEC)
     if main and limited and command.name in commands.OF_THE_OWNER:
         raise NotAllowed(f'/{command.name} in the main session needs a channel with tools = "all"')
-
-
-def entry_of(session: SessionRecord, run_id: str | None, at: int, message: Message) -> Entry:
-    return Entry(
-        session_key=session.key,
-        session_id=session.id,
-        run_id=run_id,
-        at=at,
-        message=msgspec.Raw(msgspec.json.encode(message)),
-    )
-
-
-def _stopped(run: Run, reason: str, state: RunState = RunState.STOPPED) -> RunOutcome:
-    kind = "timeout" if state is RunState.TIMEOUT else "cancelled"
-    return RunOutcome(run.id, run.session_key, state, error=RunFailure(kind, reason))
-
-
-def _failed(run: Run, reason: str) -> RunOutcome:
-    return RunOutcome(run.id, run.session_key, RunState.FAILED, error=RunFailure("failed", reason))

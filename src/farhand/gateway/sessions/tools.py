@@ -7,17 +7,17 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
-import msgspec
 from msgspec import Meta
 
 from farhand.gateway.access.credentials import Scope
-from farhand.gateway.access.principal import limited, principal_of
+from farhand.gateway.access.principal import limited, principal_of, readable_owner
 from farhand.gateway.calls.policy_subject import handed_on
 from farhand.gateway.sessions import keys as session_keys
 from farhand.gateway.sessions.agents import Agents
+from farhand.gateway.sessions.entries import message_of
 from farhand.gateway.sessions.runs import Run, RunOptions, RunOutcome
 from farhand.gateway.sessions.sessions import Sessions
-from farhand.llm.messages import Image, Message, Text
+from farhand.llm.messages import Image, Text
 from farhand.protocol.errors import Cancelled, Failed, InvalidArgs, NotFound, Timeout
 from farhand.store.tables.sessions import Entry, RunState, SessionRecord
 from farhand.tools.preview import Preview
@@ -85,7 +85,7 @@ class SessionTools:
     async def sessions_list(self, context: CallContext, limit: int = 20, offset: int = 0) -> str:
         """List sessions, oldest first."""
         limit, offset = _page(limit, offset, MAX_LISTED)
-        found, _ = await self._sessions.listed(limit, offset, oldest_first=True, own_to=_only(context))
+        found, _ = await self._sessions.listed(limit, offset, oldest_first=True, own_to=readable_owner(context))
         return "\n".join(
             f"{session_keys.short(record.key)}\t{record.title}\tmessages={record.messages}"
             f"\tcreated={_time(record.created_at)}\tupdated={_time(record.updated_at)}"
@@ -125,7 +125,7 @@ class SessionTools:
                 credential=limited(principal_of(context).asker, Scope.READ, Scope.TOOLS_READ),
                 options=RunOptions(
                     timeout_seconds=self._spawn_seconds,
-                    pin=self._sessions.pin_of(parent),
+                    pin=self._sessions.pin_of(parent, principal_of(context)),
                     origins=handed_on(context.origins),
                 ),
                 kind="child",
@@ -150,7 +150,7 @@ class SessionTools:
         """List the sub-agents of this session that are at work."""
         parent = self._sessions.canonical(context.session_key or session_keys.MAIN)
         found, _ = await self._sessions.listed(
-            MAX_LISTED, oldest_first=True, kinds=("child",), parent_key=parent, own_to=_only(context)
+            MAX_LISTED, oldest_first=True, kinds=("child",), parent_key=parent, own_to=readable_owner(context)
         )
         return "\n".join(
             f"id={record.key}\ttitle={record.title}\tstarted_at={_time(record.created_at)}"
@@ -178,9 +178,13 @@ class SessionTools:
 
     def _works_in(self, context: CallContext, key: str) -> bool:
         """Return whether a call is by the session's own run. Other callers only claim to belong to a session."""
+        return self._sessions.canonical(key) == self._session_of(context)
+
+    def _session_of(self, context: CallContext) -> str | None:
+        """Return the session of the run that makes a call; None for other callers, which merely name one."""
         if context.session_key is None or principal_of(context).on_behalf_of is None:
-            return False
-        return self._sessions.canonical(key) == self._sessions.canonical(context.session_key)
+            return None
+        return self._sessions.canonical(context.session_key)
 
     # -- the gateway's ----------------------------------------------------------------------------------
 
@@ -194,7 +198,7 @@ class SessionTools:
         """List sessions, those used last first."""
         limit, offset = min(max(int(limit), 1), 100), max(int(offset), 0)
         messages = min(max(int(messageLimit), 0), 20)
-        found, count = await self._sessions.listed(limit, offset, own_to=_only(context))
+        found, count = await self._sessions.listed(limit, offset, own_to=readable_owner(context))
         shown, left = [], MOST_LISTED_BYTES
         for record in found:
             view, size = await self._shown(record, messages if left > 0 else 0, left)
@@ -242,9 +246,7 @@ class SessionTools:
         seconds = min(max(waitSeconds, 0), 120)
         run = await self._send(context, sessionKey, message)
         answer: dict[str, Any] = {"status": "accepted", "runId": run.id, "sessionKey": run.session_key}
-        # The session of a run; other callers merely name one.
-        proven = context.session_key is not None and principal_of(context).on_behalf_of is not None
-        caller = self._sessions.canonical(context.session_key or "") if proven else None
+        caller = self._session_of(context)
         if seconds == 0 or (caller is not None and self._waits_for(run.session_key, caller)):
             if seconds:
                 answer["note"] = "not waited for: that session waits for this one"
@@ -288,20 +290,12 @@ class SessionTools:
             text,
             origin=f"session:{sender}",
             credential=principal.asker,
-            options=RunOptions(pin=self._sessions.pin_of(context.session_key), origins=handed_on(context.origins)),
+            options=RunOptions(
+                pin=self._sessions.pin_of(context.session_key, principal), origins=handed_on(context.origins)
+            ),
             # Commands are for people: a model must not freeze every machine, nor end its owner's conversation.
             commands_too=principal.on_behalf_of is None,
         )
-
-
-def _only(context: CallContext) -> str | None:
-    """Return the credential to whose sessions a caller is restricted; None: no restriction."""
-    principal = principal_of(context)
-    return None if principal.may(Scope.READ) else principal.asker.id
-
-
-def message_of(entry: Entry) -> Message:
-    return msgspec.json.decode(entry.message, type=Message)
 
 
 def entry_text(entry: Entry) -> str:

@@ -45,7 +45,6 @@ class Party(Protocol):
 
     def pass_on(self, frame: bytes | memoryview) -> None:
         """Send a frame. A memoryview belongs to the caller again when this returns."""
-        ...
 
 
 class NodeParty:

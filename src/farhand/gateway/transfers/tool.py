@@ -67,7 +67,7 @@ def _where(end: Endpoint, agent: str) -> str:
 def transferred(record: TransferRecord) -> dict[str, Any]:
     """Return the result of a finished transfer. Raises ToolError if it failed."""
     if record.state is TransferState.RUNNING:
-        raise Failed("outcome unknown: the gateway stopped before the transfer ended; it goes on after the next start")
+        raise Failed("outcome unknown: the gateway stopped before the transfer ended, which continues after a restart")
     if record.state is not TransferState.OK:
         raise ToolError.of(record.error_kind or "failed", record.error_message or "the transfer failed")
     result: dict[str, Any] = {

@@ -112,11 +112,9 @@ class Claim(Protocol):
 
     def look(self, store: Tx) -> str:
         """Return the id of the transfer for this request: an earlier one if the request is repeated."""
-        ...
 
     def take(self, store: Tx) -> str:
         """Do the same as `look`, and store the mapping."""
-        ...
 
 
 # Takes the id of a transfer, its ends, its credential and its agent. Raises ToolError if it may not go on.
@@ -655,9 +653,9 @@ class Transfers:
         for role in ("send", "receive"):
             if role not in opened.own:
                 endpoint = opened.source if role == "send" else opened.destination
-                node = self._node_registry.nodes.get(endpoint.node_id)
-                if node is not None and node.connection is not None and node.connection.can_transfer:
-                    node.connection.link.send(encode(TransferStop(record.id)))
+                connection = self._node_registry.connection(endpoint.node_id)
+                if connection is not None and connection.can_transfer:
+                    connection.link.send(encode(TransferStop(record.id)))
         opened.ended.set_result(record)
 
     # -- ends -------------------------------------------------------------------------------------------

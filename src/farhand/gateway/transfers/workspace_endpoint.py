@@ -13,7 +13,7 @@ from farhand.protocol.errors import Failed, InvalidArgs, NotAllowed, NotFound
 from farhand.protocol.manifest import EntryKind, ManifestEntry
 from farhand.protocol.messages import TransferOffer
 from farhand.protocol.names import MAIN_AGENT
-from farhand.store.objects.base import AGENTS, ObjectInfo, ObjectWriter
+from farhand.store.objects.base import AGENTS, ObjectInfo, ObjectWriter, pages
 
 # Maximum objects of one transfer: all are held open until the last has arrived, then put in place together.
 MOST_OBJECTS = 256
@@ -60,9 +60,7 @@ class _Sender(OwnSender):
 
     async def _beneath(self, prefix: str) -> list[ManifestEntry]:
         entries: dict[str, ManifestEntry] = {}
-        after: str | None = None
-        while True:
-            page = await self._workspace.objects.list(prefix, after=after)
+        async for page in pages(self._workspace.objects, prefix):
             for info in page.objects:
                 path = info.key[len(prefix) :]
                 parts = path.split("/")
@@ -71,9 +69,7 @@ class _Sender(OwnSender):
                     entries.setdefault(folder, ManifestEntry(folder, EntryKind.FOLDER))
                 entries[path] = ManifestEntry(path, EntryKind.FILE, info.size, changed=info.modified_at)
                 self._found[path] = info
-            after = page.after
-            if after is None:
-                return list(entries.values())
+        return list(entries.values())
 
     async def content(self, entry: ManifestEntry, offset: int) -> AsyncIterator[bytes]:
         info = self._found[entry.path]

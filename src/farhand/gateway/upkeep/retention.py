@@ -11,6 +11,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -67,15 +68,15 @@ class Retention(PeriodicTask):
         dropped = 0
         for forget in FORGETTING:
             while True:
-                gone = await self._database.write(_at_most(forget, before), durable=False)
+                gone = await self._database.write(partial(_forget, forget, before), durable=False)
                 dropped += gone
                 if gone < AT_ONCE:
                     break
         return dropped
 
 
-def _at_most(forget: Forget, before: int) -> Callable[[Tx], int]:
-    return lambda store: forget(store, before, AT_ONCE)
+def _forget(forget: Forget, before: int, store: Tx) -> int:
+    return forget(store, before, AT_ONCE)
 
 
 class HistoryLimits(msgspec.Struct, frozen=True):
@@ -145,7 +146,7 @@ class HistoryRetention(PeriodicTask):
             )
             if batch is None:
                 break
-            freed += await self._database.write(_applied(batch, now), durable=False)
+            freed += await self._database.write(partial(pruning.apply, batch=batch, now=now), durable=False)
             await asyncio.sleep(max(PAUSE_SECONDS, time.monotonic() - began))
         if freed:
             await self._database.write(lambda store: pruning.forget_fanouts(store, before), durable=False)
@@ -156,7 +157,3 @@ class HistoryRetention(PeriodicTask):
         """Return how many bytes to remove to reach nine tenths of the limit; 0 while within the limit."""
         used = (await self._database.read(pruning.usage)).total
         return used - limits.most_bytes * 9 // 10 if used > limits.most_bytes else 0
-
-
-def _applied(batch: pruning.Batch, now: int) -> Callable[[Tx], int]:
-    return lambda store: pruning.apply(store, batch, now)

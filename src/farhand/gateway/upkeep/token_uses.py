@@ -13,10 +13,7 @@ EVERY_SECONDS = 60.0
 
 
 class TokenUses(PeriodicTask):
-    """Stores which tokens were used, once a minute and at the end.
-
-    Between writes, further uses of a token are not tracked, so requests have no extra cost.
-    """
+    """Stores which tokens were used, once a minute and at the end."""
 
     def __init__(self, database: Store, credentials: Credentials, every_seconds: float = EVERY_SECONDS) -> None:
         self._database = database

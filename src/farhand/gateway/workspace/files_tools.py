@@ -15,6 +15,7 @@ from farhand.machine.files.text import MOST_TEXT
 from farhand.protocol.errors import Failed, InvalidArgs, NotFound
 from farhand.store.objects.base import PLAIN, TEXT_TYPES, Conflict, ObjectInfo
 from farhand.tools.preview import Preview, file_effect
+from farhand.tools.schema import encode_argument
 from farhand.tools.tool import CallContext, Tool, tool
 
 ReadPath = Annotated[
@@ -81,12 +82,12 @@ class NativeFiles:
 
         Directories are created as needed. What is written under skills/ is the agent's own copy.
         """
-        key, data = self._workspace.writable_key(context.agent_id, path), _encoded("content", content)
+        key, data = self._workspace.writable_key(context.agent_id, path), encode_argument("content", content)
         info = await self._workspace.objects.put(key, data, content_type=_written_as(key))
         return {"path": path, "size": info.size, "written": True}
 
     async def preview_write(self, context: CallContext, path: str, content: str) -> Preview:
-        key, data = self._workspace.writable_key(context.agent_id, path), _encoded("content", content)
+        key, data = self._workspace.writable_key(context.agent_id, path), encode_argument("content", content)
         return Preview(files=(file_effect(key, await self._own_content(key), data),))
 
     async def edit_file(
@@ -139,7 +140,7 @@ class NativeFiles:
     ) -> _Edit:
         if not oldString:
             raise InvalidArgs("oldString must not be empty")
-        old, new = _encoded("oldString", oldString), _encoded("newString", newString)
+        old, new = encode_argument("oldString", oldString), encode_argument("newString", newString)
         key = self._workspace.writable_key(context.agent_id, path)
         found = await self._workspace.find(context.agent_id, path)
         if found is None:
@@ -201,10 +202,3 @@ def _written_as(key: str) -> str:
 def _moment(milliseconds: int) -> str:
     moment = datetime.fromtimestamp(milliseconds / 1000, UTC)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def _encoded(parameter: str, text: str) -> bytes:
-    try:
-        return text.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidArgs(f"parameter '{parameter}': not valid Unicode at character {error.start}") from None

@@ -10,7 +10,7 @@ from farhand.memory.memory import Sources
 from farhand.memory.sources import FOLDER, MAIN_FILE, FolderSource, Source, is_memory_path
 from farhand.protocol.errors import InvalidArgs
 from farhand.protocol.names import MAIN_AGENT, validate_agent_id
-from farhand.store.objects.base import AGENTS, Objects
+from farhand.store.objects.base import AGENTS, Objects, pages
 from farhand.store.objects.folder import FolderObjects
 
 
@@ -28,16 +28,12 @@ class ObjectsSource:
         main = await self._objects.head(self._root + MAIN_FILE)
         if main is not None:
             found[MAIN_FILE] = main.etag
-        after = None
-        while True:
-            page = await self._objects.list(f"{self._root}{FOLDER}/", delimiter=True, after=after)
+        async for page in pages(self._objects, f"{self._root}{FOLDER}/", delimiter=True):
             for info in page.objects:
                 path = info.key.removeprefix(self._root)
                 if is_memory_path(path):
                     found[path] = info.etag
-            after = page.after
-            if after is None:
-                return found
+        return found
 
     async def read(self, path: str) -> bytes:
         _, data = await self._objects.get(self._root + path)

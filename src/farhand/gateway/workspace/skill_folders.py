@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from farhand.protocol.errors import Failed, NotFound
-from farhand.store.objects.base import AGENTS, SKILLS, ObjectInfo, Objects
+from farhand.store.objects.base import AGENTS, SKILLS, ObjectInfo, Objects, pages
 
 SKILL_FOLDERS: Final = "skill-files"
 SKILL_FILE: Final = "SKILL.md"
@@ -72,15 +72,11 @@ class SkillFolders:
 
     async def _listed(self, prefix: str) -> dict[str, ObjectInfo]:
         found: dict[str, ObjectInfo] = {}
-        after: str | None = None
-        while True:
-            page = await self._objects.list(prefix, after=after)
+        async for page in pages(self._objects, prefix):
             found |= {info.key.removeprefix(prefix): info for info in page.objects}
-            after = page.after
             if len(found) > MOST_FILES or sum(info.size for info in found.values()) > LARGEST:
                 raise Failed(f"a skill has at most {MOST_FILES} files and {LARGEST // 1024**2} MiB")
-            if after is None:
-                return found
+        return found
 
     async def _fetch(self, info: ObjectInfo, target: Path) -> Copied:
         reader = await self._objects.open_read(info.key)

@@ -16,7 +16,7 @@ import msgspec
 from farhand.machine.files import steering_files as steering
 from farhand.protocol.errors import InvalidArgs, NotAllowed
 from farhand.protocol.names import MAIN_AGENT, validate_agent_id
-from farhand.store.objects.base import AGENTS, MAX_KEY_BYTES, SKILLS, ObjectInfo, Objects
+from farhand.store.objects.base import AGENTS, MAX_KEY_BYTES, SKILLS, ObjectInfo, Objects, pages
 
 Source = Literal["workspace", "agent", "global"]
 
@@ -92,16 +92,11 @@ class Workspace:
         return Folder(sorted(files), sorted(directories))
 
     async def _names(self, prefix: str) -> AsyncIterator[str]:
-        after: str | None = None
-        while True:
-            page = await self.objects.list(prefix, delimiter=True, after=after)
+        async for page in pages(self.objects, prefix, delimiter=True):
             for info in page.objects:
                 yield info.key
             for inner in page.prefixes:
                 yield inner
-            after = page.after
-            if after is None:
-                return
 
 
 def clean(path: str) -> str:

@@ -15,7 +15,7 @@ import errno
 import functools
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from farhand.protocol.errors import NotFound
@@ -80,12 +80,17 @@ class ConfinedRoot:
         """Remove those of the folders, given outermost first, that are empty."""
         for path in reversed(made):
             parent, name = os.path.split(path)
-            with contextlib.suppress(OSError):
-                folder = self.open_folder(parent)
-                try:
-                    os.rmdir(name, dir_fd=folder)
-                finally:
-                    os.close(folder)
+            with contextlib.suppress(OSError), closing_descriptor(self.open_folder(parent)) as folder:
+                os.rmdir(name, dir_fd=folder)
+
+
+@contextlib.contextmanager
+def closing_descriptor(descriptor: int) -> Iterator[int]:
+    """Close a descriptor at the end of the block."""
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def open_stepwise(top: int, parts: Sequence[str], *, make: bool = False) -> int:
@@ -106,6 +111,11 @@ def open_stepwise(top: int, parts: Sequence[str], *, make: bool = False) -> int:
         os.close(current)
         raise
     return current
+
+
+def open_subfolder(name: str, parent: int) -> int:
+    """Return a descriptor for listing a folder in an open one, following no link. Raises OSError."""
+    return os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
 
 
 def open_with_openat2(top: int, parts: Sequence[str]) -> int:
@@ -129,10 +139,8 @@ def sync_folder(folder: int) -> None:
         readable = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
     except PermissionError:
         return
-    try:
+    with closing_descriptor(readable):
         os.fsync(readable)
-    finally:
-        os.close(readable)
 
 
 def _make_folder(name: str, parent: int) -> None:
@@ -163,11 +171,9 @@ def _kernel_can() -> bool:
     """Return whether `openat2` works: not on other systems, kernels before 5.6, or in some sandboxes."""
     if sys.platform != "linux":
         return False
-    top = os.open("/", _FOLDER)
-    try:
-        os.close(open_with_openat2(top, ["."]))
-    except OSError:
-        return False
-    finally:
-        os.close(top)
+    with closing_descriptor(os.open("/", _FOLDER)) as top:
+        try:
+            os.close(open_with_openat2(top, ["."]))
+        except OSError:
+            return False
     return True

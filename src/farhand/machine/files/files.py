@@ -19,7 +19,7 @@ from typing import BinaryIO
 
 from farhand.machine.files import steering_files as steering
 from farhand.machine.files.allowed_paths import AllowedPaths, CheckedPath, display
-from farhand.machine.files.confined_root import ConfinedRoot, sync_folder
+from farhand.machine.files.confined_root import ConfinedRoot, closing_descriptor, sync_folder
 from farhand.machine.files.refused_paths import EXISTS, PROTECTED, AlreadyExists, ForbiddenPath
 from farhand.machine.files.steering_files import SteeringFiles
 from farhand.machine.files.undo_log import Digest, PendingChange, UndoLog
@@ -90,11 +90,8 @@ class Files:
 
     def open_folder(self, place: CheckedPath) -> int:
         """Return a descriptor for listing a folder (`os.scandir`); the caller closes it. Raises OSError."""
-        folder = place.root.open_folder(place.real)
-        try:
+        with closing_descriptor(place.root.open_folder(place.real)) as folder:
             return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
-        finally:
-            os.close(folder)
 
     def write(self, path: str, content: bytes, *, expected: bytes | None = None) -> str:
         """Replace or create a file atomically and return its absolute path. See `replacing`."""
@@ -209,7 +206,7 @@ class Files:
                 # Two concurrent edits of one file must not both find it unchanged.
                 with self.write_lock:
                     if judge is not None:
-                        judge(_status(folder, name))
+                        judge(status_in(folder, name))
                     if expected is not None and read_content(folder, name) != expected:
                         raise Failed(
                             f"Failed to edit '{display(place.path)}': the file was changed by someone else "
@@ -236,23 +233,17 @@ class Files:
         self.refuse_unwritable("remove", CheckedPath(spelled, real, place.root))
         if self.is_hidden(real):
             raise ForbiddenPath(f"'{display(spelled)}' {PROTECTED}")
-        with file_errors("remove", spelled):
-            folder = place.root.open_folder(place.real)
-            try:
-                status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-                linked = stat.S_ISLNK(status.st_mode)
-                if self.paths.is_protected_status(status):
-                    raise ForbiddenPath(f"'{display(spelled)}' {PROTECTED}")
-                if not linked:
-                    require_regular(status)
-                with (
-                    self.write_lock,
-                    self.recording(folder, name, real, None, unkept="it was a link" if linked else ""),
-                ):
-                    os.unlink(name, dir_fd=folder)
-                sync_folder(folder)
-            finally:
-                os.close(folder)
+        with file_errors("remove", spelled), closing_descriptor(place.root.open_folder(place.real)) as folder:
+            status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            linked = stat.S_ISLNK(status.st_mode)
+            if self.paths.is_protected_status(status):
+                raise ForbiddenPath(f"'{display(spelled)}' {PROTECTED}")
+            if not linked:
+                require_regular(status)
+            unkept = "it was a link" if linked else ""
+            with self.write_lock, self.recording(folder, name, real, None, unkept=unkept):
+                os.unlink(name, dir_fd=folder)
+            sync_folder(folder)
 
     # -- keeping what was there -------------------------------------------------------------------------
 
@@ -352,10 +343,8 @@ def open_parent(place: CheckedPath, *, make: bool = False) -> Iterator[tuple[int
             folder = place.root.open_folder(parent, make=True)
     else:
         folder = place.root.open_folder(parent)
-    try:
+    with closing_descriptor(folder):
         yield folder, name
-    finally:
-        os.close(folder)
 
 
 def open_regular(folder: int, name: str, *, buffered: bool = True) -> BinaryIO:
@@ -390,7 +379,7 @@ _KIND_NAMES = {
 
 def replaceable_status(folder: int, name: str) -> os.stat_result | None:
     """Return the status of the file to be replaced, or None. Raises OSError if it must not be replaced."""
-    old = _status(folder, name)
+    old = status_in(folder, name)
     if old is None:
         return None
     require_regular(old)
@@ -401,7 +390,8 @@ def replaceable_status(folder: int, name: str) -> os.stat_result | None:
     return old
 
 
-def _status(folder: int, name: str) -> os.stat_result | None:
+def status_in(folder: int, name: str) -> os.stat_result | None:
+    """Return the status of a name in an open folder, without following a link; None if there is no such name."""
     try:
         return os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
@@ -418,7 +408,7 @@ def _refuse_missing(old: os.stat_result | None) -> None:
 
 
 def _refuse_existing(folder: int, name: str, place: CheckedPath) -> None:
-    if _status(folder, name) is not None:
+    if status_in(folder, name) is not None:
         raise AlreadyExists(f"'{display(place.path)}' {EXISTS}")
 
 

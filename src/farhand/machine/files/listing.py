@@ -7,6 +7,7 @@ import stat
 
 import msgspec
 
+from farhand.machine.files.confined_root import closing_descriptor
 from farhand.machine.files.files import Files, file_errors
 from farhand.protocol.errors import Failed
 
@@ -28,20 +29,19 @@ def list_folder(files: Files, path: str, *, hidden: bool = False, most: int = 10
     if not stat.S_ISDIR(files.status(path).st_mode):
         raise Failed(f"'{path}' is not a folder; use read for a file")
     found: list[FolderEntry] = []
-    with file_errors("list", place.path):
-        folder = files.open_folder(place)
-        try:
-            with os.scandir(folder) as entries:
-                for entry in entries:
-                    if entry.name.startswith(".") and not hidden:
-                        continue
-                    if files.is_hidden(os.path.join(place.real, entry.name)):  # noqa: PTH118
-                        continue
-                    if len(found) >= most:
-                        raise Failed(f"'{path}' has more than {most} entries; use glob with a pattern")
-                    found.append(FolderEntry(entry.name, _kind(entry), _size(entry)))
-        finally:
-            os.close(folder)
+    with (
+        file_errors("list", place.path),
+        closing_descriptor(files.open_folder(place)) as folder,
+        os.scandir(folder) as entries,
+    ):
+        for entry in entries:
+            if entry.name.startswith(".") and not hidden:
+                continue
+            if files.is_hidden(os.path.join(place.real, entry.name)):  # noqa: PTH118
+                continue
+            if len(found) >= most:
+                raise Failed(f"'{path}' has more than {most} entries; use glob with a pattern")
+            found.append(FolderEntry(entry.name, _kind(entry), _size(entry)))
     return sorted(found, key=lambda entry: entry.name)
 
 

@@ -19,7 +19,7 @@ import msgspec
 from farhand.machine.files.allowed_paths import display
 from farhand.machine.files.confined_root import sync_folder
 from farhand.machine.files.files import Files, file_errors, open_parent, read_content
-from farhand.machine.files.private_files import open_private
+from farhand.machine.files.private_files import replace_private, sync_folder_at
 from farhand.protocol.errors import ToolError
 
 log = logging.getLogger(__name__)
@@ -49,19 +49,13 @@ class Transaction:
     def __init__(self, folder: Path, steps: Sequence[LoggedChange]) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._path = folder / f"{secrets.token_hex(8)}{UNDER_WAY}"
-        beside = self._path.with_suffix(".new")
-        with open_private(beside, "wb") as file:
-            file.write(msgspec.json.encode(list(steps)))
-            file.flush()
-            os.fsync(file.fileno())
-        beside.rename(self._path)
-        _sync(folder)
+        replace_private(self._path, msgspec.json.encode(list(steps)))
 
     def done(self) -> None:
         """Commit: from now on nothing is reverted."""
         with file_errors("note the end of a change in", str(self._path)):
             self._path = self._path.rename(self._path.with_suffix(DONE))
-            _sync(self._path.parent)
+            sync_folder_at(self._path.parent)
 
     def forget(self) -> None:
         self._path.unlink(missing_ok=True)
@@ -136,11 +130,3 @@ def _undo(folder: int, name: str, step: LoggedChange) -> None:
 
 def digest(content: bytes | None) -> str | None:
     return None if content is None else hashlib.sha256(content).hexdigest()
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

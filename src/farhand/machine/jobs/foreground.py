@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
 from farhand.machine.jobs.job import Ending, Job
@@ -21,26 +22,48 @@ class Foreground:
         self._jobs = jobs
         self._ending: set[asyncio.Task[Ending]] = set()
 
-    async def run(self, command: str, **options: Any) -> Job:
-        """Start a command as `Jobs.start` does, and wait for its end.
+    async def run(
+        self,
+        start: Coroutine[Any, Any, Job],
+        *,
+        stdin: bytes | None = None,
+        patience: float | None = None,
+        leaving: str | None = None,
+    ) -> Job:
+        """Wait for the end of a command that `start`, a call of `Jobs.start`, starts; not of one in the background.
 
-        Raises what `Jobs.start` raises; Cancelled if cancelled, after ending the whole tree, with a description of what
-        was ended; Failed if the outcome cannot be known.
+        `stdin` is its whole input. After `patience` seconds, the command continues in the background. If the caller is
+        cancelled with the message `leaving`, the command continues: the program will find it again.
+
+        Raises what `start` raises; Cancelled if cancelled, after ending the whole tree, with a description of what was
+        ended; Failed if the outcome cannot be known.
         """
-        starting = asyncio.ensure_future(self._jobs.start(command, **options))
-        async with self.held(starting):
+        starting = asyncio.ensure_future(start)
+        async with self._held(starting, leaving):
             job = await asyncio.shield(starting)
-            await self._jobs.wait(job)
+            if job.background:
+                return job
+            if stdin is not None and job.running:
+                await self._feed(job, stdin)
+            left = None if patience is None else max(0.0, patience - (time.time() - job.started_at / 1000))
+            if not await self._jobs.wait(job, left) and await self._jobs.mark_background(job):
+                return job
         if job.lost:
-            raise await self.lost(job)
+            ending = await self._jobs.end(job)
+            raise Failed(ending.describe(f"outcome unknown: the keeper of session {job.id} was killed"))
         return job
 
-    @contextlib.asynccontextmanager
-    async def held(self, starting: asyncio.Future[Job], *, leaving: str | None = None) -> AsyncIterator[None]:
-        """End the job if the block is cancelled; raises Cancelled then.
+    async def _feed(self, job: Job, data: bytes) -> None:
+        try:
+            await self._jobs.write(job, data)
+            await self._jobs.close_stdin(job)
+        except Failed:
+            if job.running:
+                raise
 
-        If it is cancelled with the message `leaving`, the job continues: the program will find it again.
-        """
+    @contextlib.asynccontextmanager
+    async def _held(self, starting: asyncio.Future[Job], leaving: str | None) -> AsyncIterator[None]:
+        """End the job if the block is cancelled; raises Cancelled then."""
         try:
             yield
         except asyncio.CancelledError as cancelled:
@@ -53,11 +76,6 @@ class Foreground:
             self._ending.add(ending)
             ending.add_done_callback(self._ending.discard)
             raise Cancelled((await asyncio.shield(ending)).describe("cancelled")) from None
-
-    async def lost(self, job: Job) -> Failed:
-        """End what a lost job left running, and return the error that says so."""
-        ending = await self._jobs.end(job)
-        return Failed(ending.describe(f"outcome unknown: the keeper of session {job.id} was killed"))
 
     async def _end(self, starting: asyncio.Future[Job]) -> Ending:
         return await self._jobs.end(await starting)

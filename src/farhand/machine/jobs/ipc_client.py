@@ -43,7 +43,7 @@ class WorkerLink(asyncio.Protocol):
             raise
         return link
 
-    def say(self, data: bytes) -> None:
+    def send(self, data: bytes) -> None:
         """Send data that has no answer."""
         if self._transport is not None and not self._closing:
             self._transport.write(data)
@@ -56,7 +56,7 @@ class WorkerLink(asyncio.Protocol):
             return answer
         self._number += 1
         self._asked[self._number] = answer
-        self.say(line({"id": self._number, "do": act, **details}))
+        self.send(line({"id": self._number, "do": act, **details}))
         return answer
 
     def close(self) -> None:

@@ -14,8 +14,8 @@ import msgspec
 from farhand.machine.jobs.process_tree import COOKIE, Process
 
 
-class Exit(msgspec.Struct, frozen=True):
-    """How a command ended. `size` is the length of its output then; `left` are processes that continued."""
+class Exit(msgspec.Struct, frozen=True, rename="camel"):
+    """How a command ended, as its record says. `size` is the length of its output then; `left` continued to run."""
 
     exit_code: int | None
     signal: str | None
@@ -112,16 +112,7 @@ class Job(msgspec.Struct, eq=False):
                 self.background = True
             case "exited":
                 self.pid, self.started_at = fact["pid"], fact["startedAt"]
-                self.exit = Exit(
-                    exit_code=fact["exitCode"],
-                    signal=fact["signal"],
-                    timed_out=fact["timedOut"],
-                    ended_at=fact["endedAt"],
-                    duration_ms=fact["durationMs"],
-                    size=fact["size"],
-                    ended=processes(fact["ended"]),
-                    left=processes(fact["left"]),
-                )
+                self.exit = msgspec.convert(fact, Exit)
             case "lost":
                 self.lost_at = fact["lostAt"]
         if not self.running:

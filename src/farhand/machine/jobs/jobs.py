@@ -202,7 +202,7 @@ class Jobs:
         for _ in range(3):
             job = Job.accepted(request)
             link = await self._reach_keeper(job)
-            link.say(words)
+            link.send(words)
             try:
                 answer = await link.greeting
             except asyncio.CancelledError:
@@ -214,7 +214,7 @@ class Jobs:
                 self._jobs[job.id] = job
                 self._links[job.id] = link
                 return job
-            # Started before, or the keeper ended before it answered: the job's folder tells which.
+            # Started before, or the keeper ended before it answered: the job's folder shows which.
             if known := await self.find(job.id):
                 return known
         raise Failed(f"the keeper in {self.folder} failed three times; see {self.folder / 'keeper.log'}")
@@ -294,7 +294,7 @@ class Jobs:
     async def processes(self, job: Job) -> tuple[Process, ...]:
         """Return the living processes of the job, including those a finished one left running."""
         if job.lost:
-            return tuple(tree.living(await asyncio.to_thread(tree.carrying, job.cookie)))
+            return tuple(tree.living(await asyncio.to_thread(tree.marked_with, job.cookie)))
         if link := self._links.get(job.id):
             with contextlib.suppress(ConnectionError):
                 return processes((await link.ask("processes"))["processes"])
@@ -303,7 +303,7 @@ class Jobs:
     # act
 
     def received(self, job: Job, offset: int, stream: str = OUTPUT) -> None:
-        """Note that the reader of an attached command has all output before `offset`, so that the command goes on."""
+        """Note that the reader of an attached command has all output before `offset`, so that the command continues."""
         if job.attached and job.running and (link := self._links.get(job.id)):
             link.ask("received", offset=offset, stream=stream).add_done_callback(_retrieve)
 
@@ -346,7 +346,7 @@ class Jobs:
         The request is sent before the first `await`: it takes effect even if the caller is cancelled.
         """
         if job.lost:
-            ended, survivors = await asyncio.to_thread(tree.end_carrying, job.cookie)
+            ended, survivors = await asyncio.to_thread(tree.end_marked, job.cookie)
             return Ending(tuple(ended), tuple(survivors))
         if link := self._links.get(job.id):
             with contextlib.suppress(ConnectionError):
@@ -377,7 +377,7 @@ class Jobs:
         ended = {process for ending in results for process in ending.ended}
         ended |= {process for job in ran if job.exit is not None for process in job.exit.ended}
         cookies = [f"{tree.COOKIE}={name}" for name in names]
-        orphans, survivors = await in_own_thread(tree.end_carrying, *cookies) if cookies else ([], [])
+        orphans, survivors = await in_own_thread(tree.end_marked, *cookies) if cookies else ([], [])
         left = {process for ending in results for process in ending.survivors} | set(survivors)
         return Ending(tuple(sorted((ended | set(orphans)) - left)), tuple(sorted(left)))
 
@@ -429,7 +429,7 @@ class Jobs:
                     if time.monotonic() > give_up:
                         raise Failed(f"the keeper in {self.folder} cannot be reached: {error}") from None
                 await asyncio.to_thread(_run_keeper, self.folder, self._linger)
-            hold.say(b"H")
+            hold.send(b"H")
             if self._hold is not None:
                 self._hold.close()
             self._hold = hold
@@ -454,7 +454,7 @@ class Jobs:
                 await asyncio.sleep(0.1)
                 continue
             self._links[job.id] = link
-            # A worker that is connected but silent is perhaps stopped; it is heard when it resumes.
+            # A worker that is connected but silent may be stopped; its messages arrive when it resumes.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(2.0):
                     await link.greeting

@@ -88,9 +88,9 @@ class Keeper:
                 return
             for descriptor, _ in ready:
                 if descriptor == self._listener.fileno():
-                    self._greet()
+                    self._accept()
                 else:
-                    self._hear(self._clients[descriptor])
+                    self._handle(self._clients[descriptor])
 
     def _quiet_ms(self) -> float | None:
         """Return the poll timeout. The next worker is forked when idle, not beside the start of a command."""
@@ -98,14 +98,14 @@ class Keeper:
             return 5
         return None if self._clients else min(self._patience * 1000, worker.LONGEST_WAIT_MS)
 
-    def _greet(self) -> None:
+    def _accept(self) -> None:
         with contextlib.suppress(OSError):
             client, _ = self._listener.accept()
             self._clients[client.fileno()] = client
             self._poll.register(client, select.POLLIN)
             self._patience = self._linger
 
-    def _hear(self, client: socket.socket) -> None:
+    def _handle(self, client: socket.socket) -> None:
         word = b""
         with contextlib.suppress(OSError):
             word = client.recv(1, socket.MSG_DONTWAIT)
@@ -114,10 +114,10 @@ class Keeper:
         self._poll.unregister(client)
         del self._clients[client.fileno()]
         if word == b"S":
-            self._hand_over(client)
+            self._pass_to_worker(client)
         client.close()
 
-    def _hand_over(self, client: socket.socket) -> None:
+    def _pass_to_worker(self, client: socket.socket) -> None:
         while True:
             try:
                 spare = self._fork_spare()

@@ -64,7 +64,7 @@ def start_ticks(pid: int) -> int:
     return stat.started if stat else 0
 
 
-def strike(root: int, number: int) -> list[Process]:
+def signal_tree(root: int, number: int) -> list[Process]:
     """Send signal `number` once to every living process below `root`; return those found.
 
     A process that forks concurrently can be missed: repeat until nothing is left.
@@ -77,7 +77,7 @@ def strike(root: int, number: int) -> list[Process]:
     return found
 
 
-def carrying(*cookies: str) -> list[int]:
+def marked_with(*cookies: str) -> list[int]:
     """Return the processes whose environment contains one of `cookies`, as far as this user may see it."""
     wanted = {cookie.encode("utf-8", "surrogateescape") for cookie in cookies}
     found = []
@@ -91,7 +91,7 @@ def carrying(*cookies: str) -> list[int]:
     return found
 
 
-def end_carrying(*cookies: str, seconds: float = 5.0) -> tuple[list[Process], list[Process]]:
+def end_marked(*cookies: str, seconds: float = 5.0) -> tuple[list[Process], list[Process]]:
     """SIGKILL every process with one of `cookies` in its environment, and all below, until none is left. Blocks.
 
     For trees whose owners died. Returns (ended, survivors).
@@ -99,7 +99,7 @@ def end_carrying(*cookies: str, seconds: float = 5.0) -> tuple[list[Process], li
     ended: dict[int, Process] = {}
     give_up = time.monotonic() + seconds
     while True:
-        roots = [pid for pid in carrying(*cookies) if pid != os.getpid()]
+        roots = [pid for pid in marked_with(*cookies) if pid != os.getpid()]
         found = living([*roots, *(pid for root in roots for pid in descendants(root))])
         if not found or time.monotonic() > give_up:
             remaining = {process.pid for process in found}

@@ -1,4 +1,4 @@
-"""A worker of the keeper: one command, from its start until nothing of it lives.
+"""A worker of the keeper: one command, from its start until the last of its processes has ended.
 
 A worker and its clients exchange lines of JSON. Requests carry an `id`, which the answer repeats:
 
@@ -26,12 +26,13 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from farhand.machine.jobs import process_tree as tree
-from farhand.machine.jobs.channels import InputChannel, OutputChannel
 from farhand.machine.jobs.ipc_server import ClientConnection, first_line, line, listen, refuse
 from farhand.machine.jobs.output import ERRORS, OUTPUT, OutputWriter
+from farhand.machine.jobs.pipes import InputChannel, OutputChannel
 from farhand.machine.jobs.spawn import RequestRefused, open_workdir, spawn
 from farhand.machine.jobs.terminal import END_OF_INPUT, set_size, spawn_on_terminal
 
+SANDBOX_SECONDS = 5.0  # how long to wait after the exit for the first process of a sandbox, which ends by itself
 DRAIN_SECONDS = 0.1  # how long to wait for more output after the exit while another process holds the pipe
 SYNC_SECONDS = 0.02  # how long the start of a foreground command may stay unsynced
 KILL_SECONDS = 5.0  # after this time, processes that survived SIGKILL are reported
@@ -61,7 +62,7 @@ def work(conversation: socket.socket) -> NoReturn:
 
 
 class Worker:
-    """One command, from its start until nothing of it lives."""
+    """One command, from its start until the last of its processes has ended."""
 
     def __init__(self, request: dict[str, Any]) -> None:
         """Record and start the command. Raises RequestRefused, or FileExistsError if it was started before."""
@@ -77,6 +78,7 @@ class Worker:
         self._survivors: list[tree.Process] = []
         self._report: dict[str, Any] = {"ended": [], "survivors": []}
         self._drain_until = 0.0
+        self._sandbox_until = 0.0
         self._conversations: dict[int, ClientConnection] = {}
         self._watchers: list[tuple[ClientConnection, int, str, int]] = []
         self._enders: list[tuple[ClientConnection, int]] = []
@@ -187,7 +189,7 @@ class Worker:
         # The pipes may still contain output of the last process.
         while self._pump():
             pass
-        self._tell_watchers()
+        self._notify_watchers()
         with contextlib.suppress(OSError):
             os.unlink("socket")
 
@@ -211,11 +213,14 @@ class Worker:
             self._timed_out = True
             self._end(self._grace)
         if self._ending is not None:
-            self._carry_on_ending(self._ending, now)
+            self._continue_ending(self._ending, now)
         if self._leader_status is not None and self._exit is None and self._ending is None:
             self._pump()
             if not self._open_channels() or now >= self._drain_until:
-                self._finish(self._leader_status, now)
+                if now < self._sandbox_until and self._sandbox_is_ending():
+                    self._drain_until = now + 0.01
+                else:
+                    self._finish(self._leader_status, now)
         if self._ending is None and (self._exit is not None or self._leader_status is None):
             self._answer_enders()
         if self._exit is not None and not self._exit_written and now >= self._write_at:
@@ -242,6 +247,16 @@ class Worker:
             return None
         return min(max(0.0, (min(moments) - time.monotonic()) * 1000 + 0.5), LONGEST_WAIT_MS)
 
+    def _sandbox_is_ending(self) -> bool:
+        """Whether the first process of a sandbox is about to exit.
+
+        bubblewrap reports the exit of its command before that process ends, and with it everything in the sandbox;
+        none of them is left running.
+        """
+        if self._alone:
+            return False
+        return any(process.name == "bwrap" for process in tree.living(tree.descendants(os.getpid())))
+
     def _finish(self, status: int, now: float) -> None:
         code = os.waitstatus_to_exitcode(status)
         duration = round((now - self._started) * 1000)
@@ -264,7 +279,7 @@ class Worker:
         self._write_exit(self._exit, now)
         for conversation in list(self._conversations.values()):
             conversation.send(self._exit)
-        self._tell_watchers()
+        self._notify_watchers()
 
     def _write_exit(self, fact: dict[str, Any], now: float) -> None:
         """Record the exit, retrying while the disk is full; clients are notified meanwhile."""
@@ -279,16 +294,16 @@ class Worker:
         if self._ending is None:
             self._ending = _Ending(kill_at=now + grace, give_up=now + grace + KILL_SECONDS, next_round=now)
             if grace > 0:
-                self._ended.update(tree.strike(os.getpid(), signal.SIGTERM))
+                self._ended.update(tree.signal_tree(os.getpid(), signal.SIGTERM))
                 self._ending.next_round = self._ending.kill_at
         elif now + grace < self._ending.kill_at:
             self._ending.kill_at = self._ending.next_round = now + grace
 
-    def _carry_on_ending(self, ending: _Ending, now: float) -> None:
+    def _continue_ending(self, ending: _Ending, now: float) -> None:
         self._reap()
         if not self._alone and now >= ending.next_round:
             ending.next_round = now + 0.005
-            self._survivors = tree.strike(os.getpid(), signal.SIGKILL)
+            self._survivors = tree.signal_tree(os.getpid(), signal.SIGKILL)
             self._ended.update(self._survivors)
             self._reap()
         if not self._alone and now < ending.give_up:
@@ -325,6 +340,7 @@ class Worker:
                     os.close(self._slave)
                     self._slave = -1
                 self._drain_until = time.monotonic() + DRAIN_SECONDS
+                self._sandbox_until = time.monotonic() + SANDBOX_SECONDS
 
     def _size(self, stream: str) -> int:
         if stream not in self._writers:
@@ -356,16 +372,16 @@ class Worker:
         else:
             self._follow(channel)
         if moved:
-            self._tell_watchers()
+            self._notify_watchers()
         return moved
 
     # requests
 
-    def _ask(self, conversation: ClientConnection, request: dict[str, Any]) -> None:
+    def _handle_request(self, conversation: ClientConnection, request: dict[str, Any]) -> None:
         """Handle a client's request, or answer with an error."""
         number = request.get("id", 0) if isinstance(request, dict) else 0
         try:
-            answer = self._asked(conversation, number, request)
+            answer = self._answer_to(conversation, number, request)
         except RequestRefused as refusal:
             answer = {"error": {"kind": refusal.kind, "message": str(refusal)}}
         except OSError as error:
@@ -375,7 +391,7 @@ class Worker:
         if answer is not None:
             conversation.send({"id": number, **answer})
 
-    def _asked(self, conversation: ClientConnection, number: int, request: dict[str, Any]) -> dict[str, Any] | None:
+    def _answer_to(self, conversation: ClientConnection, number: int, request: dict[str, Any]) -> dict[str, Any] | None:
         match request["do"]:
             case "write":
                 return self._write(conversation, number, request)
@@ -472,7 +488,7 @@ class Worker:
                 conversation.send(self._exit)
 
     def _join(self, client: socket.socket) -> ClientConnection:
-        conversation = ClientConnection(client, self._ask, self._leave)
+        conversation = ClientConnection(client, self._handle_request, self._leave)
         self._conversations[client.fileno()] = conversation
         self._watch(client.fileno(), select.POLLIN, lambda _: conversation.read())
         return conversation
@@ -487,7 +503,7 @@ class Worker:
         self._enders = [entry for entry in self._enders if entry[0] is not conversation]
         conversation.client.close()
 
-    def _tell_watchers(self) -> None:
+    def _notify_watchers(self) -> None:
         waiting = []
         for entry in self._watchers:
             conversation, number, stream, offset = entry

@@ -1,1 +1,1 @@
-"""Running commands under bubblewrap, and the host commands a sandbox may call."""
+"""Confining commands: by bubblewrap or Landlock, with networks, limits and trials; and commands on the host."""

@@ -8,54 +8,23 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
-from enum import Enum
 from pathlib import Path
 
 import msgspec
 
 from farhand.machine.files import steering_files
 from farhand.machine.jobs.process_tree import COOKIE
-from farhand.machine.sandbox.confinement import Mount, SandboxError
+from farhand.machine.sandbox.confinement import Mount, SandboxError, Steering, probe, writable_entries
 from farhand.machine.sandbox.launch import EGRESS_SOCKET, LAUNCHER, Launch, interpreter_folder
+from farhand.machine.sandbox.system_view import ETC, contains, variables
 from farhand.protocol.errors import Failed, NotAllowed
 
-# Files of /etc needed for names, addresses and certificates; none contains a secret.
-_ETC = (
-    "passwd",
-    "group",
-    "hosts",
-    "resolv.conf",
-    "nsswitch.conf",
-    "ssl",
-    "ca-certificates",
-    "alternatives",
-    "ld.so.cache",
-    "ld.so.conf",
-    "ld.so.conf.d",
-    "localtime",
-    "mime.types",
-    "services",
-    "protocols",
-)
 _SYSTEM = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
-_KEPT_VARIABLES = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TERM", "TZ")
 _SHELL = ("/bin/sh", "-c")
-_PROBE_SECONDS = 20.0
 # Where commands see the launcher and the socket of the egress proxy.
 _LAUNCHER_INSIDE = "/run/farhand/launcher.py"
 _EGRESS_INSIDE = "/run/farhand/egress"
-# Entries of a workspace that are mounted one by one; the others are read-only.
-_MAX_ENTRIES = 500
-
-
-class Steering(Enum):
-    """Whether the workspace of a sandbox holds the files that steer an agent, and which commands may change them."""
-
-    NONE = "no steering files"
-    # Only commands that are known to run for a caller that may change them.
-    OF_CALLER = "of the caller"
 
 
 class Sandbox:
@@ -72,12 +41,14 @@ class Sandbox:
         hidden: Sequence[str] = (),
         launch: Launch | None = None,
         egress: str | None = None,
+        temporary: int = 0,
     ) -> None:
         """`user`: `uid`, `uid:gid` or a name; defaults to the user of this program.
 
         `steering`: whether the workspace holds steering files. `hidden`: folders that appear empty, wherever they are
         in a mount. `launch`: applied inside, before the shell starts. `egress`: the folder of a proxy's socket, for
-        commands without another network. Raises SandboxError.
+        commands without another network. `temporary`: the size of /tmp; 0 for the default of the system. Raises
+        SandboxError.
         """
         self.workspace = os.path.realpath(workspace)
         self.mounts = tuple(mounts)
@@ -85,18 +56,14 @@ class Sandbox:
         self.steering = steering
         self.hidden = tuple(os.path.realpath(path) for path in hidden)
         self._egress = egress
+        self._temporary = temporary
         self._launch = launch
         if egress is not None:
             self._launch = msgspec.structs.replace(launch or Launch(), egress=f"{_EGRESS_INSIDE}/{EGRESS_SOCKET}")
-        self.identity = _identity(user)
+        self.identity = identity_of(user)
         for mount in self.mounts:
             if not mount.host.startswith("/") or not mount.container.startswith("/") or ".." in mount.container:
                 raise SandboxError(f"sandbox mount {mount.host!r} on {mount.container!r}: both must be absolute paths")
-        if self.identity is not None and self.identity[0] != os.geteuid() and os.geteuid() != 0:
-            raise SandboxError(
-                f"sandbox user {user!r}: only a gateway that runs as root can give commands another user; "
-                "leave user out, or start the gateway as root"
-            )
         self._works = False
 
     def check(self) -> None:
@@ -109,22 +76,7 @@ class Sandbox:
         for mount in self.mounts:
             if not Path(mount.host).exists():
                 raise Failed(f"sandbox: the mount {mount.host!r} does not exist; the command did not run")
-        command = 'test -w "$PWD" || { echo "the workspace $PWD is not writable for user $(id -u)"; exit 1; }'
-        try:
-            done = subprocess.run(
-                [*self.words(self.workspace, may_steer=True), command],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                timeout=_PROBE_SECONDS,
-                check=False,
-                env={"PATH": os.defpath},
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise Failed(f"sandbox: bubblewrap cannot be started: {error}; the command did not run") from None
-        if done.returncode:
-            said = done.stdout.decode("utf-8", "replace").strip() or f"exit status {done.returncode}"
-            raise Failed(f"sandbox: this machine cannot give it: {said}; the command did not run")
+        probe(self.words(self.workspace, may_steer=True))
         self._works = True
 
     def words(
@@ -167,7 +119,7 @@ class Sandbox:
             words += self._read_only_top_level()
         words += ["--chdir", self._inside(workdir), *(("--unsetenv", COOKIE) if inherit else ("--clearenv",))]
         home = "/tmp" if top_level else self.workspace  # noqa: S108 (the sandbox's)
-        for name, value in self._variables(environment or {}, home).items():
+        for name, value in variables(home, environment).items():
             words += ["--setenv", name, value]
         words.append("--")
         if as_other:
@@ -186,21 +138,23 @@ class Sandbox:
                 words += ["--symlink", str(Path(path).readlink()), path]
             elif Path(path).is_dir():
                 words += ["--ro-bind", path, path]
-        for name in _ETC:
+        for name in ETC:
             words += ["--ro-bind-try", os.path.realpath(f"/etc/{name}"), f"/etc/{name}"]
-        words += ["--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--tmpfs", "/tmp"]  # noqa: S108 (the sandbox's)
+        words += ["--proc", "/proc", "--dev", "/dev", "--perms", "1777"]
+        words += ["--size", str(self._temporary)] if self._temporary else []
+        words += ["--tmpfs", "/tmp"]  # noqa: S108 (the sandbox's)
         mounts = (Mount(self.workspace, self.workspace, writable=True), *self.mounts)
         for mount in mounts:
             words += _mounted(mount)
         for hidden in self.hidden:
-            if any(_contains(mount.host, hidden) for mount in mounts) and Path(hidden).is_dir():
+            if any(contains(mount.host, hidden) for mount in mounts) and Path(hidden).is_dir():
                 words += ["--tmpfs", hidden]
                 for mount in mounts:
-                    words += _mounted(mount) if _contains(hidden, mount.container) else []
+                    words += _mounted(mount) if contains(hidden, mount.container) else []
         if self._launch is not None:
             words += ["--ro-bind", str(LAUNCHER), _LAUNCHER_INSIDE]
             folder = interpreter_folder()
-            words += [] if _contains("/usr", folder) else _mounted(Mount(folder, folder))
+            words += [] if contains("/usr", folder) else _mounted(Mount(folder, folder))
         if self._egress is not None:
             words += ["--ro-bind", self._egress, _EGRESS_INSIDE]
         return words
@@ -212,11 +166,8 @@ class Sandbox:
         is lost when the file is replaced outside of the sandbox.
         """
         words = ["--remount-ro", self.workspace]
-        entries = sorted(os.scandir(self.workspace), key=lambda entry: (not entry.is_dir(), entry.name))
-        for entry in entries[:_MAX_ENTRIES]:
-            covered = any(f"{mount.container}/".startswith(f"{entry.path}/") for mount in self.mounts)
-            if not steering_files.is_steering(entry.name) and _is_plain(entry) and not covered:
-                words += ["--bind", entry.path, entry.path]
+        for path in writable_entries(self.workspace, self.mounts):
+            words += ["--bind", path, path]
         return words
 
     def _inside(self, workdir: str) -> str:
@@ -230,11 +181,6 @@ class Sandbox:
                 return inside + real[len(outside) :]
         raise NotAllowed(f"working directory {workdir!r} is not in the sandbox; use the workspace or one of its mounts")
 
-    @staticmethod
-    def _variables(environment: Mapping[str, str], home: str) -> dict[str, str]:
-        kept = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
-        return {"PATH": os.defpath, **kept, "HOME": home, **environment}
-
 
 def _mounted(mount: Mount) -> list[str]:
     words = []
@@ -244,15 +190,8 @@ def _mounted(mount: Mount) -> list[str]:
     return [*words, "--bind" if mount.writable else "--ro-bind", mount.host, mount.container]
 
 
-def _contains(folder: str, path: str) -> bool:
-    return path == folder or path.startswith(folder.rstrip("/") + "/")
-
-
-def _is_plain(entry: os.DirEntry[str]) -> bool:
-    return entry.is_dir(follow_symlinks=False) or entry.is_file(follow_symlinks=False)
-
-
-def _identity(user: str) -> tuple[int, int] | None:
+def identity_of(user: str) -> tuple[int, int] | None:
+    """Return user and group of `uid`, `uid:gid` or a name; None for no user. Raises SandboxError."""
     if not user:
         return None
     name, _, group = user.partition(":")
@@ -265,4 +204,9 @@ def _identity(user: str) -> tuple[int, int] | None:
             uid, gid = entry.pw_uid, int(group) if group else entry.pw_gid
     except (KeyError, ValueError):
         raise SandboxError(f"sandbox user {user!r} is neither a known name nor uid or uid:gid") from None
+    if uid != os.geteuid() and os.geteuid() != 0:
+        raise SandboxError(
+            f"sandbox user {user!r}: only a gateway that runs as root can give commands another user; "
+            "leave user out, or start the gateway as root"
+        )
     return uid, gid

@@ -1,14 +1,23 @@
-"""What the shell tools need of a sandbox, whichever mechanism provides it."""
+"""What the shell tools need of a sandbox, and what its mechanisms share."""
 
 from __future__ import annotations
 
+import os
+import subprocess
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from enum import Enum
+from typing import Final, Protocol
 
 import msgspec
 
+from farhand.machine.files import steering_files
 from farhand.machine.sandbox.host_commands import HostCommands
-from farhand.protocol.errors import FarhandError
+from farhand.protocol.errors import Failed, FarhandError
+
+_PROBE_SECONDS: Final = 20.0
+_PROBE: Final = 'test -w "$PWD" || { echo "the workspace $PWD is not writable for user $(id -u)"; exit 1; }'
+# Entries of a workspace that are mounted one by one; the others are read-only.
+_MAX_ENTRIES: Final = 500
 
 
 class SandboxError(FarhandError):
@@ -23,6 +32,14 @@ class Mount(msgspec.Struct, frozen=True):
     writable: bool = False
 
 
+class Steering(Enum):
+    """Whether the workspace of a sandbox holds the files that steer an agent, and which commands may change them."""
+
+    NONE = "no steering files"
+    # Only commands that are known to run for a caller that may change them.
+    OF_CALLER = "of the caller"
+
+
 class CommandSandbox(Protocol):
     """Confines commands. The workspace and the writable mounts are what they can change."""
 
@@ -31,6 +48,11 @@ class CommandSandbox(Protocol):
 
     @property
     def mounts(self) -> Sequence[Mount]: ...
+
+    @property
+    def disk(self) -> int:
+        """Bytes that one command may add to its folders; 0 for any."""
+        ...
 
     def check(self) -> None:
         """Test the sandbox with a command that does nothing. Raises Failed with the reason if it does not work."""
@@ -58,3 +80,35 @@ Confinement = tuple[CommandSandbox | None, HostCommands | None]
 
 def unconfined() -> Confinement:
     return None, None
+
+
+def probe(words: Sequence[str]) -> None:
+    """Run a command that changes nothing, after these words. Raises Failed with the reason if it does not work."""
+    try:
+        done = subprocess.run(
+            [*words, _PROBE],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=_PROBE_SECONDS,
+            check=False,
+            env={"PATH": os.defpath},
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Failed(f"sandbox: it cannot be started: {error}; the command did not run") from None
+    if done.returncode:
+        said = done.stdout.decode("utf-8", "replace").strip() or f"exit status {done.returncode}"
+        said = said.removeprefix("sandbox: ").removesuffix("; the command did not run")
+        raise Failed(f"sandbox: this machine cannot give it: {said}; the command did not run")
+
+
+def writable_entries(workspace: str, mounts: Sequence[Mount]) -> list[str]:
+    """Return the paths in a workspace that a command may change which may not steer the agent."""
+    entries = sorted(os.scandir(workspace), key=lambda entry: (not entry.is_dir(), entry.name))
+    found = []
+    for entry in entries[:_MAX_ENTRIES]:
+        covered = any(f"{mount.container}/".startswith(f"{entry.path}/") for mount in mounts)
+        is_plain = entry.is_dir(follow_symlinks=False) or entry.is_file(follow_symlinks=False)
+        if is_plain and not covered and not steering_files.is_steering(entry.name):
+            found.append(entry.path)
+    return found

@@ -7,6 +7,7 @@ so on). The proxy resolves names itself, connects only to what the owner allowed
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import ipaddress
 import logging
@@ -34,6 +35,8 @@ log = logging.getLogger(__name__)
 
 NETWORKS: Final = ("host", "none", "local", "allow:HOST,...")
 _HOST: Final = re.compile(r"(\*\.)?[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?(:\d{1,5})?|\[[0-9a-f:.]+\](:\d{1,5})?")
+# The host of a request. Anything else could mean another name to the resolver, which stops at a NUL character.
+_REQUESTED: Final = re.compile(r"[a-z0-9_]([a-z0-9._-]{0,251}[a-z0-9_])?|[0-9a-f:.]*:[0-9a-f:.]*")
 # Among the hosts of `allow`: private addresses, too.
 LOCAL: Final = "local"
 _LOCAL: Final = tuple(
@@ -47,6 +50,7 @@ _MOST_HEAD: Final = 64 * 1024
 _CONNECT_SECONDS: Final = 15.0
 _HEAD_SECONDS: Final = 30.0
 _BUFFER: Final = 64 * 1024
+_BACKLOG: Final = 128
 _HOP_HEADERS: Final = frozenset(
     {"proxy-connection", "proxy-authorization", "connection", "keep-alive", "upgrade", "te"}
 )
@@ -133,25 +137,41 @@ class EgressProxy:
         self.folder = folder
         self._credentials = credentials
         self._rule = rule
+        self._listener: socket.socket | None = None
+        self._starting: concurrent.futures.Future[None] | None = None
         self._server: asyncio.Server | None = None
 
-    async def start(self) -> None:
-        """Listen. Commands that run already reach the new socket, since they see the folder. The caller closes it."""
+    def listen(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Listen, from any thread, and serve in `loop`. It does nothing if it listens already. The caller closes it.
+
+        Commands that run already reach the new socket, since they see the folder.
+        """
+        if self._listener is not None:
+            return
         self.folder.mkdir(mode=0o755, exist_ok=True)
         path = self.folder / EGRESS_SOCKET
         path.unlink(missing_ok=True)
         folder = os.open(self.folder, os.O_PATH)
+        self._listener = socket.socket(socket.AF_UNIX)
         try:  # through the open folder, since the path of a socket has at most 107 bytes
-            short = f"/proc/self/fd/{folder}/{EGRESS_SOCKET}"
-            self._server = await asyncio.start_unix_server(self._serve, short, limit=_MOST_HEAD)
+            self._listener.bind(f"/proc/self/fd/{folder}/{EGRESS_SOCKET}")
+            self._listener.listen(_BACKLOG)
         finally:
             os.close(folder)
         path.chmod(0o666)
+        self._starting = asyncio.run_coroutine_threadsafe(self._start(self._listener), loop)
 
     async def close(self) -> None:
+        """Stop listening; it can listen again."""
+        if self._starting is not None:
+            await asyncio.wrap_future(self._starting)
         if self._server is not None:
             self._server.close()
+        self._listener = self._server = self._starting = None
         (self.folder / EGRESS_SOCKET).unlink(missing_ok=True)
+
+    async def _start(self, listener: socket.socket) -> None:
+        self._server = await asyncio.start_unix_server(self._serve, sock=listener, limit=_MOST_HEAD)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         target = "?"
@@ -220,7 +240,7 @@ class EgressProxy:
         rule = self._rule()
         named = rule.names(host, port) or LOCAL in rule.hosts
         if rule.kind == "none" or (rule.kind == "allow" and not named):
-            raise EgressRefused("403 Forbidden", f"{host}:{port} is not allowed by --network {rule.text}")
+            raise EgressRefused("403 Forbidden", f"{host}:{port} is not allowed by the network rule {rule.text}")
         try:
             async with asyncio.timeout(_CONNECT_SECONDS):
                 found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -271,17 +291,18 @@ def _address(method: str, target: str) -> tuple[str, int]:
         host, port = parts.hostname, parts.port or 80
     except ValueError:
         host, port = None, 0
-    if not host or (method == "CONNECT" and ":" not in target):
+    host = (host or "").lower().rstrip(".")
+    if not _REQUESTED.fullmatch(host) or (method == "CONNECT" and ":" not in target):
         raise EgressRefused("400 Bad Request", f"invalid target {target[:200]!r}")
-    return host.lower().rstrip("."), port
+    return host, port
 
 
 def _not_allowed(rule: NetworkRule, host: str, addresses: list[str]) -> str:
     shown = ", ".join(addresses[:3])
     if rule.kind == "local":
-        return f"{host} ({shown}) is not a private address (--network local)"
+        return f"{host} ({shown}) is not a private address (network rule local)"
     return (
-        f"{host} ({shown}) is not at a public address, and --network {rule.text} does not name that address or "
+        f"{host} ({shown}) is not at a public address, and the network rule {rule.text} does not name that address or "
         f"{LOCAL!r}"
     )
 

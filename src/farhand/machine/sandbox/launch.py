@@ -24,6 +24,9 @@ class Launch(msgspec.Struct, frozen=True, omit_defaults=True):
     overlays: Sequence[tuple[str, str, str]] = ()
     # The control group to join first.
     cgroup: str = ""
+    # Bytes by which the `counted` folders may grow until the command is ended; 0 for any. Not inside of a sandbox.
+    disk: int = 0
+    counted: Sequence[str] = ()
     # Create namespaces; not needed inside bubblewrap, which did.
     namespaces: bool = False
     # Keep the network of the host, if `namespaces` are created.
@@ -32,10 +35,17 @@ class Launch(msgspec.Struct, frozen=True, omit_defaults=True):
     rules: Mapping[str, Sequence[str]] | None = None
     # Folders that appear empty, apart from what `rules` names in them; only with `namespaces`.
     hidden: Sequence[str] = ()
+    # The user and the group that commands have, which needs root; only with `namespaces`.
+    user: tuple[int, int] | None = None
+    # The size of /tmp, 0 for the default of the system; only with `namespaces`.
+    temporary: int = 0
     # Limits of resources for each process: `file_size`, `processes`, `memory`, `cpu_seconds`.
     limits: Mapping[str, int] = {}
     # Path of the socket of the egress proxy, inside the sandbox.
     egress: str | None = None
+
+    def with_rules(self, rules: Mapping[str, Sequence[str]]) -> Launch:
+        return msgspec.structs.replace(self, rules=rules)
 
     def words(self, launcher: str = str(LAUNCHER)) -> list[str]:
         """Return the command prefix. `launcher`: the path of the launcher where it runs."""

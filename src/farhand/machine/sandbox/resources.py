@@ -1,7 +1,7 @@
 """Limits of CPU, memory, processes and disk for the commands of a machine: by a control group, or by `setrlimit`.
 
 A control group (cgroup v2) bounds all commands of a node together. Where this program may not create one, `setrlimit`
-bounds each process, and what it cannot bound is refused.
+bounds each process, and what it cannot bound is refused. Disk space is counted for each command (see `launcher.py`).
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from farhand.machine.sandbox.confinement import CommandSandbox, Mount, SandboxError
-from farhand.machine.sandbox.launch import Launch
+from farhand.machine.sandbox.confinement import SandboxError
 
+# The names of limits, in settings and as options of a node.
+RESOURCES: Final = ("memory", "cpus", "processes", "disk")
 CGROUP: Final = "cgroup"
 RLIMITS: Final = "rlimits"
 _UNITS: Final = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
@@ -33,7 +33,7 @@ class ResourceLimits(msgspec.Struct, frozen=True):
     memory: int = 0
     cpus: float = 0.0
     processes: int = 0
-    # The largest file that a command may write.
+    # What one command may add to the folders that it can write, and the size of each file.
     disk: int = 0
 
     @classmethod
@@ -52,66 +52,52 @@ class ResourceLimits(msgspec.Struct, frozen=True):
         pairs = zip(msgspec.structs.astuple(self), msgspec.structs.astuple(other), strict=True)
         return all(not most or 0 < own <= most for own, most in pairs)
 
-    @property
-    def rlimits(self) -> dict[str, int]:
-        """Return the limits of each process."""
-        found = {"memory": self.memory, "processes": self.processes, "file_size": self.disk}
-        return {name: value for name, value in found.items() if value}
 
+class AppliedLimits(msgspec.Struct, frozen=True):
+    """How this machine enforces limits."""
 
-class LimitedSandbox:
-    """A sandbox whose commands join a control group first."""
-
-    def __init__(self, sandbox: CommandSandbox, cgroup: str) -> None:
-        self._sandbox = sandbox
-        self._prefix = Launch(cgroup=cgroup).words()
-
-    @property
-    def workspace(self) -> str:
-        return self._sandbox.workspace
-
-    @property
-    def mounts(self) -> Sequence[Mount]:
-        return self._sandbox.mounts
-
-    def check(self) -> None:
-        self._sandbox.check()
-
-    def words(
-        self,
-        workdir: str,
-        environment: Mapping[str, str] | None = None,
-        *,
-        may_steer: bool | None = None,
-        inherit: bool = False,
-    ) -> list[str]:
-        return [*self._prefix, *self._sandbox.words(workdir, environment, may_steer=may_steer, inherit=inherit)]
+    # `cgroup` or `rlimits`; empty if there are none.
+    level: str = ""
+    # The control group that commands join.
+    cgroup: str = ""
+    # Limits of each process, by the names of `Launch`.
+    each: dict[str, int] = {}
+    # Bytes that one command may add to its folders; 0 for any.
+    disk: int = 0
+    # The size of /tmp, which is in memory; 0 for the default of the system.
+    temporary: int = 0
 
 
 def apply_limits(
     limits: ResourceLimits, name: str, *, mount: Path = MOUNT, own: Path = Path("/proc/self/cgroup")
-) -> tuple[str, str, dict[str, int]]:
-    """Return the level at which limits hold, the control group that commands join, and the limits of each process.
+) -> AppliedLimits:
+    """Make the control group of commands, if limits need one, and return how they are enforced.
 
     Raises SandboxError if a limit cannot be given here.
     """
     if limits == ResourceLimits():
-        return "", "", {}
-    of_file = {"file_size": limits.disk} if limits.disk else {}  # no control group bounds what is written
+        return AppliedLimits()
+    of_file = {"file_size": limits.disk} if limits.disk else {}
+    temporary = min((size for size in (limits.memory, limits.disk) if size), default=0)
     if not (limits.memory or limits.cpus or limits.processes):
-        return RLIMITS, "", of_file
+        return AppliedLimits(RLIMITS, "", of_file, limits.disk, temporary)
     try:
-        return CGROUP, str(_command_group(limits, name, mount, own)), of_file
+        group = str(_command_group(limits, name, mount, own))
+        return AppliedLimits(CGROUP, group, of_file, limits.disk, temporary)
     except OSError as error:
         reason = error.strerror or str(error)
     if limits.cpus:
-        raise SandboxError(f"--cpus needs a control group (cgroup v2) that this program may change: {reason}")
+        raise SandboxError(
+            f"cpus {limits.cpus:g} needs a control group (cgroup v2) that this program may change: {reason}"
+        )
     if limits.processes and os.geteuid() == 0:
         raise SandboxError(
-            f"--processes needs a control group (cgroup v2) that this program may change ({reason}), or another user "
-            "than root, whose processes the kernel does not count"
+            f"processes {limits.processes} needs a control group (cgroup v2) that this program may change ({reason}), "
+            "or another user than root, whose processes the kernel does not count"
         )
-    return RLIMITS, "", limits.rlimits
+    each = {"memory": limits.memory, "processes": limits.processes} | of_file
+    each = {kind: value for kind, value in each.items() if value}
+    return AppliedLimits(RLIMITS, "", each, limits.disk, temporary)
 
 
 def _command_group(limits: ResourceLimits, name: str, mount: Path, own: Path) -> Path:

@@ -28,13 +28,17 @@ from farhand.machine.files.transaction import FileChange, change_files
 from farhand.machine.sandbox import overlay
 from farhand.machine.sandbox.confinement import CommandSandbox
 from farhand.machine.sandbox.launch import Launch
+from farhand.machine.sandbox.levels import outermost
 from farhand.machine.sandbox.overlay import ADDED, DELETED, Change, Lower
 from farhand.protocol.errors import Failed, InvalidArgs, NotFound
+from farhand.protocol.redaction import KnownSecrets
 
 MIB: Final = 1024 * 1024
 QUOTA: Final = 1024 * MIB  # of all changes of a trial
 MOST_FILE: Final = 512 * MIB
 MOST_TRIALS: Final = 20
+# Of one caller. All callers together leave as many to the owner.
+MOST_OF_CALLER: Final = 5
 # Of trials that changed nothing, or have ended.
 MOST_ENDED: Final = 100
 EXPIRES_SECONDS: Final = 24 * 60 * 60
@@ -57,10 +61,14 @@ class Trial(msgspec.Struct, frozen=True):
     expires_at: int
     # The lent folders, in the order of their upper folders.
     folders: tuple[str, ...]
+    # Bytes that it may change.
+    quota: int = QUOTA
     changes: tuple[Change, ...] = ()
     error: str = ""
     # The result of the command, as its tool gave it.
     result: dict[str, Any] = {}
+    # Who is behind it; empty for the owner.
+    caller: str = ""
 
     def lowers(self) -> dict[str, Lower]:
         """Return the lent folders."""
@@ -95,7 +103,7 @@ class Trials:
         """`files` applies what is kept. `sandbox` returns that of trials, without network; it raises Failed."""
         self._folder = folder
         self._files = files
-        self._roots = _outermost(roots)
+        self._roots = outermost(roots)
         self._sandbox = sandbox
         self._quota = quota
         self._expires = expires
@@ -109,8 +117,10 @@ class Trials:
         environment: Mapping[str, str] | None = None,
         *,
         inherit: bool = False,
+        caller: str = "",
     ) -> list[str]:
-        """Prepare a trial, or find it again, and return the prefix of its command.
+        """Prepare a trial, or find it again, and return the prefix of its command. `caller`: who is behind it; empty
+        for the owner.
 
         Raises Failed if this machine cannot give it, or has too many.
         """
@@ -119,34 +129,45 @@ class Trials:
                 raise Failed(f"a trial cannot be run in {root!r}: its path holds a comma, colon or backslash")
         sandbox = self._sandbox()
         sandbox.check()
+        quota = min(self._quota, sandbox.disk or self._quota)
         with self._lock:
             self._sweep()
             folder = self._place(name)
             if not folder.exists():
-                self._make_room()
-                self._create(name, command)
+                self._make_room(caller)
+                self._create(name, command, caller, quota)
         overlays = [
             (root, str(folder / f"upper{number}"), str(folder / f"work{number}"))
             for number, root in enumerate(self._roots)
         ]
-        limits = {"file_size": min(self._quota, MOST_FILE)}
+        limits = {"file_size": min(quota, MOST_FILE)}
+        uppers = [upper for _, upper, _ in overlays]
         return [
-            *Launch(overlays=overlays, limits=limits).words(),
+            *Launch(overlays=overlays, disk=quota, counted=uppers, limits=limits).words(),
             *sandbox.words(workdir, environment, inherit=inherit),
         ]
 
-    def _make_room(self) -> None:
-        """Remove old trials of which nothing can be kept. Raises Failed if too many others wait."""
+    def _make_room(self, caller: str) -> None:
+        """Remove old trials of which nothing can be kept. Raises Failed if too many others wait, or too many of a
+        caller."""
         every = sorted(self._all(), key=lambda one: one.started_at)
         waiting = [
             one for one in every if one.state in ("running", "keeping") or (one.state == "ready" and one.changes)
         ]
         if len(waiting) >= MOST_TRIALS:
             raise Failed(f"{len(waiting)} trials wait to be kept or discarded; end one of them first")
+        own = [one for one in waiting if one.caller == caller]
+        others = [one for one in waiting if one.caller]
+        if caller and (len(own) >= MOST_OF_CALLER or len(others) >= MOST_TRIALS - MOST_OF_CALLER):
+            raise Failed(
+                f"{len(own)} trials of this caller wait to be kept or discarded, and {len(others)} of all but the "
+                f"owner; one caller has at most {MOST_OF_CALLER}, all together {MOST_TRIALS - MOST_OF_CALLER}: end one "
+                "of them first"
+            )
         for one in [one for one in every if one not in waiting][:-MOST_ENDED]:
             _remove(self._place(one.id))
 
-    def _create(self, name: str, command: str) -> None:
+    def _create(self, name: str, command: str, caller: str, quota: int) -> None:
         """Make the folder of a trial with everything in it, or, if the program is killed, nothing."""
         beside = self._folder / f".{name}"
         _remove(beside)
@@ -155,12 +176,14 @@ class Trials:
             (beside / f"work{number}").mkdir(mode=0o700)
             shutil.copymode(root, beside / f"upper{number}")
         now = _now_ms()
-        trial = Trial(name, command[:10_000], "running", now, now + round(self._expires * 1000), self._roots)
+        expires_at = now + round(self._expires * 1000)
+        trial = Trial(name, command[:10_000], "running", now, expires_at, self._roots, quota, caller=caller)
         replace_private(beside / _RECORD, msgspec.json.encode(trial))
         beside.rename(self._place(name))
 
-    def finish(self, name: str, result: Mapping[str, Any] | None = None) -> Trial:
-        """Record what the command of a trial changed, and its result; return the trial.
+    def finish(self, name: str, result: Mapping[str, Any] | None = None, *, secrets: Sequence[str] = ()) -> Trial:
+        """Record what the command of a trial changed, and its result; return the trial. `secrets` are masked in what
+        is shown: later calls show it, too, and do not know them.
 
         Raises Failed if it changed too much.
         """
@@ -171,16 +194,21 @@ class Trials:
             uppers = {root: str(self._place(name) / f"upper{number}") for number, root in enumerate(trial.folders)}
             try:
                 size = sum(_size(upper) for upper in uppers.values())
-                if size > self._quota:
-                    raise Failed(f"the command wrote {size} bytes; a trial has at most {self._quota}")
+                if size > trial.quota:
+                    raise Failed(f"the command wrote {size} bytes; a trial has at most {trial.quota}")
                 found = overlay.changes(uppers)
                 replaced = sum(change.before[1] for change in found if change.before is not None)
-                if replaced > self._quota:  # keeping it reads them
-                    raise Failed(f"the command replaced or removed {replaced} bytes; a trial has at most {self._quota}")
+                if replaced > trial.quota:  # keeping it reads them
+                    raise Failed(f"the command replaced or removed {replaced} bytes; a trial has at most {trial.quota}")
                 for change in found:
                     if change.before is not None and _changed_at(change.before) > trial.started_at:
                         raise Failed(f"{change.path} was changed by another program during the trial; run it again")
-                ready = msgspec.structs.replace(trial, state="ready", changes=tuple(found), result=dict(result or {}))
+                said = dict(result or {})
+                if secrets:
+                    known = KnownSecrets(secrets)
+                    said = msgspec.json.decode(known.redact(msgspec.json.encode(said)))
+                    found = [msgspec.structs.replace(one, diff=_masked(one.diff, known)) for one in found]
+                ready = msgspec.structs.replace(trial, state="ready", changes=tuple(found), result=said)
                 self._store(ready)
                 return ready
             except Exception as error:
@@ -332,6 +360,10 @@ class Trials:
                 _remove(self._place(trial.id))
 
 
+def _masked(diff: str | None, known: KnownSecrets) -> str | None:
+    return None if diff is None else known.redact_text(diff)
+
+
 def _refuse_conflicts(trial: Trial) -> None:
     lowers = trial.lowers()
     removed = {change.path for change in trial.changes if change.kind == DELETED}
@@ -362,16 +394,6 @@ def _take_over(upper: str, folder: int, name: str) -> None:
         os.fchmod(opened, stat.S_IMODE(status.st_mode))
     finally:
         os.close(opened)
-
-
-def _outermost(roots: Sequence[str]) -> tuple[str, ...]:
-    """Return the roots that do not lie in another one."""
-    real = sorted({os.path.realpath(root) for root in roots})
-    found: list[str] = []
-    for root in real:
-        if not any(root.startswith(outer.rstrip("/") + "/") for outer in found):
-            found.append(root)
-    return tuple(found)
 
 
 def _regular(path: str) -> bytes | None:

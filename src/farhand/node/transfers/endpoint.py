@@ -1,4 +1,4 @@
-"""One end of one transfer: what is sent or received on a node socket, or on a connection of its own."""
+"""The ends of transfers: each sends or receives on the node socket, or on a connection of its own."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 
 from farhand.machine.files.direct_writes import BLOCK
 from farhand.machine.files.files import Files
-from farhand.node.transfers.receiver import Arrival
+from farhand.node.transfers.receiver import IncomingFiles
 from farhand.node.transfers.resume_notes import Notes
-from farhand.node.transfers.sender import Parcel
+from farhand.node.transfers.sender import OutgoingFiles
 from farhand.node.transfers.socket import FilesSocket
 from farhand.protocol.calls import ToolFailure
 from farhand.protocol.errors import Failed, ProtocolError, ToolError
@@ -34,7 +34,7 @@ MAX_WAITING_FRAMES = 100_000
 FULL_FRAME = HEADER_BYTES + TRANSFER_FRAME_BYTES
 
 
-class End:
+class TransferEnd:
     """One end of one transfer on one link."""
 
     def __init__(
@@ -62,29 +62,29 @@ class End:
         self._stopped = True
         self._wake.set()
         if self._socket is not None:
-            self._socket.hang_up()
+            self._socket.shut_down()
 
     async def run(self) -> None:
         try:
             await self._work()
         except ToolError as error:
             again = isinstance(error, DigestMismatch)
-            self._tell(TransferDone(self._opened.stream, ToolFailure.of(error), again))
+            self._send_message(TransferDone(self._opened.stream, ToolFailure.of(error), again))
         except (OSError, ProtocolError) as error:
-            self._tell(TransferDone(self._opened.stream, ToolFailure.of(Failed(str(error)))))
+            self._send_message(TransferDone(self._opened.stream, ToolFailure.of(Failed(str(error)))))
         except Exception as error:
             log.exception("transfer %s failed", self.transfer_id)
             failure = Failed(f"{type(error).__name__}: {error}")
-            self._tell(TransferDone(self._opened.stream, ToolFailure.of(failure)))
+            self._send_message(TransferDone(self._opened.stream, ToolFailure.of(failure)))
         finally:
             if self._socket is not None:
-                await self._leave(self._socket)
+                await self._close_socket(self._socket)
 
     async def _work(self) -> None:
         raise NotImplementedError
 
-    async def _dial(self, size: int) -> None:
-        """Have a connection for the bytes where they are many; without one they take the node socket."""
+    async def _connect(self, size: int) -> None:
+        """Open a connection for a long transfer; without one, its bytes use the node socket."""
         ticket = self._opened.ticket
         if ticket is None or size < LONG_TRANSFER_BYTES or self._stopped:
             return
@@ -92,37 +92,37 @@ class End:
             self._socket = await self._in_thread(FilesSocket.dial, self._link.url, ticket)
         except OSError as error:
             log.warning(
-                "transfer %s goes by the node socket, it has no connection of its own: %s", self.transfer_id, error
+                "transfer %s uses the node socket, since it has no connection of its own: %s", self.transfer_id, error
             )
         if self._socket is not None and self._stopped:
-            self._socket.hang_up()
+            self._socket.shut_down()
 
     def _use(self, work: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
-        """Have a thread of its own use the connection."""
+        """Use the connection in a thread of its own."""
         self._using = asyncio.get_running_loop().run_in_executor(self._carriers, work, *arguments)
         return self._using
 
-    async def _leave(self, files: FilesSocket) -> None:
-        """Hang up once the gateway says that the try is over: before that, it would take it for a break."""
+    async def _close_socket(self, files: FilesSocket) -> None:
+        """Close the connection after the gateway has ended the transfer; earlier, it would count as an interruption."""
         while not self._stopped:
-            await self._woken()
-        files.hang_up()
+            await self._wait_for_event()
+        files.shut_down()
         if self._using is not None:
             await asyncio.wait({self._using})
             if not self._using.cancelled():
                 self._using.exception()
         files.close()
 
-    def _tell(self, message: Message) -> None:
+    def _send_message(self, message: Message) -> None:
         if not self._stopped:
             self._link.send(encode(message))
 
-    async def _woken(self) -> None:
+    async def _wait_for_event(self) -> None:
         await self._wake.wait()
         self._wake.clear()
 
 
-class Sender(End):
+class Sender(TransferEnd):
     """Sends a file or folder as fast as the receiver grants credit."""
 
     def __init__(self, *arguments: Any) -> None:
@@ -142,68 +142,68 @@ class Sender(End):
 
     async def _work(self) -> None:
         kept = self._notes.path(self.transfer_id, "sent")
-        parcel = await self._in_thread(Parcel, self._files, self._opened.path, self._opened.stream, kept)
+        outgoing = await self._in_thread(OutgoingFiles, self._files, self._opened.path, self._opened.stream, kept)
         try:
-            await self._dial(parcel.offer.size)
-            self._tell(TransferReady(self._opened.stream, offer=parcel.offer))
+            await self._connect(outgoing.offer.size)
+            self._send_message(TransferReady(self._opened.stream, offer=outgoing.offer))
             while self._window.begin is None and not self._stopped:
-                await self._woken()
+                await self._wait_for_event()
             if self._stopped:
                 return
-            await self._in_thread(parcel.begin, self._window.begin)
-            if self._socket is None or not await self._use(self._pour, parcel, self._socket):
-                await self._send(parcel)
+            await self._in_thread(outgoing.begin, self._window.begin)
+            if self._socket is None or not await self._use(self._send_on_own_connection, outgoing, self._socket):
+                await self._send(outgoing)
         finally:
-            await self._in_thread(parcel.close)
+            await self._in_thread(outgoing.close)
 
-    def _pour(self, parcel: Parcel, files: FilesSocket) -> bool:
-        """Send everything on a connection of its own; False, and nothing is sent, where the gateway wants it not."""
+    def _send_on_own_connection(self, outgoing: OutgoingFiles, files: FilesSocket) -> bool:
+        """Send everything on the connection; return False, and send nothing, if the gateway does not use it."""
         if not files.wanted():
             return False
-        while not self._stopped and not parcel.over:
+        while not self._stopped and not outgoing.over:
             self._allowed.clear()
-            frames = parcel.read(self._window)
+            frames = outgoing.read(self._window)
             for frame in frames:
                 try:
                     files.send(frame)
-                except OSError as error:  # the gateway sees that too, and says how it goes on
+                except OSError as error:  # the gateway notices it too, and decides how to continue
                     log.debug("transfer %s: %s", self.transfer_id, error)
                     return True
                 if isinstance(frame, bytearray):
-                    parcel.give_back(frame)
-            if not frames and not self._stopped:  # set before the event is, so that it cannot be missed
+                    outgoing.reuse(frame)
+            if not frames and not self._stopped:  # set before the event, so it cannot be missed
                 self._allowed.wait()
         return True
 
-    async def _send(self, parcel: Parcel) -> None:
+    async def _send(self, outgoing: OutgoingFiles) -> None:
         """Send everything on the node socket."""
         self._wake.clear()
-        following = asyncio.ensure_future(self._in_thread(parcel.read, self._window))
+        following = asyncio.ensure_future(self._in_thread(outgoing.read, self._window))
         try:
             while not self._stopped:
                 frames = await following
-                if not frames and parcel.over:
+                if not frames and outgoing.over:
                     return
                 if not frames:
-                    await self._woken()  # set by every credit that came since the last read began
+                    await self._wait_for_event()  # set by every credit that came since the last read began
                 # Read ahead from disk while the socket sends.
                 self._wake.clear()
-                following = asyncio.ensure_future(self._in_thread(parcel.read, self._window))
+                following = asyncio.ensure_future(self._in_thread(outgoing.read, self._window))
                 for frame in frames:
                     await self._link.writable()
                     if self._stopped:
                         return
                     self._link.send_frame(frame)
-                    await asyncio.sleep(0)  # let others have their turn
+                    await asyncio.sleep(0)  # let other tasks run
                     if isinstance(frame, bytearray):
-                        parcel.give_back(frame)
+                        outgoing.reuse(frame)
         finally:
             await asyncio.wait({following})
             if not following.cancelled():
                 following.exception()
 
 
-class Receiver(End):
+class Receiver(TransferEnd):
     _failure: ToolError | None = None
 
     def __init__(self, *arguments: Any) -> None:
@@ -211,15 +211,15 @@ class Receiver(End):
         self._loop = asyncio.get_running_loop()
         self._frames: deque[memoryview] = deque()
         self._drained = threading.Event()
-        # Bytes, counted by whoever brings frames and by whoever takes them: these may be two threads.
+        # Bytes added and removed: each counter is changed by one thread only.
         self._came = self._taken = 0
         self._spare: list[memoryview] = []
         self._pacer = CreditPacer()
-        # For frames. Set before it looks whether there are any, as frames are added before this is looked at.
+        # Whether the loop waits for frames. Set before it checks for them; frames are added before this is checked.
         self._waits = False
 
     def frame(self, frame: memoryview) -> None:
-        """Copied, into memory that serves again: fresh memory would cost more than the copy."""
+        """Copy a frame into reused memory: allocating memory would cost more than the copy."""
         copy = self._room(len(frame))
         copy[:] = frame
         if self._full:
@@ -255,15 +255,15 @@ class Receiver(End):
         self._failure = failure
         self._wake.set()
 
-    def _take_in(self, files: FilesSocket) -> None:
-        """Receive what comes on a connection of its own. Where that ends early, the gateway says how it goes on."""
+    def _receive_on_own_connection(self, files: FilesSocket) -> None:
+        """Receive frames on the connection. If it ends early, the gateway decides how to continue."""
         try:
             while (size := files.next_size()) is not None:
                 frame = self._room(size)
                 if not files.receive(frame):
                     break
                 self._add(frame)
-                if self._waits:  # else it looks by itself
+                if self._waits:  # otherwise it checks anyway
                     self._loop.call_soon_threadsafe(self._wake.set)
                 self._drained.clear()
                 if self._full and not self._stopped:
@@ -273,27 +273,27 @@ class Receiver(End):
         except ProtocolError as error:
             self._loop.call_soon_threadsafe(self._fail, Failed(str(error)))
         finally:
-            files.hang_up()  # however it ended, the gateway sees it
+            files.shut_down()  # so that the gateway notices the end
 
     async def _work(self) -> None:
         if self._opened.offer is None:
-            raise Failed("a receiver must be told what the sender has")
+            raise Failed("the gateway opened a transfer to this node without saying what is sent")
         stream = self._opened.stream
-        arrival = await self._in_thread(
-            Arrival, self._files, self._notes, self.transfer_id, self._opened.path, self._opened.offer
+        incoming = await self._in_thread(
+            IncomingFiles, self._files, self._notes, self.transfer_id, self._opened.path, self._opened.offer
         )
         try:
-            if not arrival.complete:
-                await self._dial(self._opened.offer.size)
-            self._tell(TransferReady(stream, offset=arrival.offset, complete=arrival.complete))
+            if not incoming.complete:
+                await self._connect(self._opened.offer.size)
+            self._send_message(TransferReady(stream, offset=incoming.offset, complete=incoming.complete))
             if self._socket is not None:
-                self._use(self._take_in, self._socket)
-            if not arrival.complete:
-                self._allow(arrival.offset)
-            while not arrival.complete:
+                self._use(self._receive_on_own_connection, self._socket)
+            if not incoming.complete:
+                self._allow(incoming.offset)
+            while not incoming.complete:
                 self._waits = True
                 if not self._frames:
-                    await self._woken()
+                    await self._wait_for_event()
                 self._waits = False
                 if self._failure is not None:
                     raise self._failure
@@ -301,19 +301,19 @@ class Receiver(End):
                     return
                 if not (frames := self._take()):
                     continue
-                await self._in_thread(arrival.feed, frames)
+                await self._in_thread(incoming.feed, frames)
                 self._spare += [each for each in frames if len(each) == FULL_FRAME]
-                self._allow(arrival.offset)
-            self._tell(TransferDone(stream))
+                self._allow(incoming.offset)
+            self._send_message(TransferDone(stream))
         finally:
-            await self._in_thread(arrival.close)
+            await self._in_thread(incoming.close)
 
     def _allow(self, offset: int) -> None:
         """Grant credit, if it is due."""
         if self._pacer.due(offset, time.monotonic()):
-            self._tell(TransferCredit(self._opened.stream, offset, offset + TRANSFER_WINDOW_BYTES))
+            self._send_message(TransferCredit(self._opened.stream, offset, offset + TRANSFER_WINDOW_BYTES))
 
 
 def _aligned_frame() -> memoryview:
-    """Memory for a whole frame whose payload can go to the disk past the page cache."""
+    """Return memory for a whole frame, aligned so that its payload can be written past the page cache."""
     return memoryview(mmap.mmap(-1, BLOCK + TRANSFER_FRAME_BYTES))[BLOCK - HEADER_BYTES :]

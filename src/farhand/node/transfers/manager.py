@@ -1,4 +1,4 @@
-"""This node's ends of transfers: what the gateway opens is sent or received, as fast as the other end allows."""
+"""The transfers of this node: sends and receives what the gateway opens, as fast as the other end allows."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class NodeTransfers:
     def __init__(
         self, files: Files, folder: Path, freeze_state: FreezeState | None = None, limits: ToolLimits | None = None
     ) -> None:
-        """`folder` keeps the notes that let a transfer go on after this program was killed."""
+        """`folder` holds the notes with which a transfer resumes after this program was killed."""
         self._files = files
         self._limits = limits or ToolLimits()
         self._freeze_state = freeze_state or FreezeState()
@@ -79,7 +79,7 @@ class NodeTransfers:
         self._link = link
 
     def detach(self) -> None:
-        """The link is gone: every end stops where it is, and is opened again by the gateway."""
+        """Stop every end: the connection is lost, and the gateway opens them again."""
         self._link = None
         self.stop_all()
 
@@ -91,7 +91,7 @@ class NodeTransfers:
         self._receivers.clear()
 
     async def held(self, params: msgspec.Raw) -> dict[str, Any]:
-        """The transfers this node still keeps something of; of one that was stopped, whether it was put in place."""
+        """Return the transfers of which this node holds data; for a given one, whether its files are in place."""
         asked = msgspec.json.decode(params, type=TransferQuestion | None)
         if asked is None:
             return {"held": await self._in_thread(self._notes.held)}
@@ -131,7 +131,7 @@ class NodeTransfers:
             refused = ToolFailure.of(self._freeze_state.order.node_refusal())
             link.send(encode(TransferDone(wanted.stream, refused)))
             return
-        # A transfer that goes on after a break is opened again, so it passes here each time.
+        # A transfer that resumes is opened again, so the limits are checked each time.
         tool, action = ("Read", "sending a file") if wanted.role == "send" else ("Write", "receiving a file")
         try:
             self._limits.require(tool, action)
@@ -142,7 +142,7 @@ class NodeTransfers:
             busy = ToolFailure("failed", f"busy: {MAX_ENDS} transfers are open on this node; try again later")
             link.send(encode(TransferDone(wanted.stream, busy)))
             return
-        from farhand.node.transfers.endpoint import Receiver, Sender  # noqa: PLC0415 - some megabytes that a node at rest does without
+        from farhand.node.transfers.endpoint import Receiver, Sender  # noqa: PLC0415 - memory of an idle node
 
         settings = (wanted, link, self._files, self._notes, self._in_thread, self._carriers)
         if wanted.role == "send":
@@ -161,12 +161,12 @@ class NodeTransfers:
         if not stop.keep:
 
             async def forget() -> None:
-                from farhand.node.transfers.receiver import discard  # noqa: PLC0415 - as above
+                from farhand.node.transfers.receiver import discard  # noqa: PLC0415 - memory of an idle node
 
                 try:
                     await self._in_thread(discard, self._files, self._notes, stop.transfer_id)
                 except (ToolError, OSError) as error:
-                    log.warning("transfer %s could not be tidied away: %s", stop.transfer_id, error)
+                    log.warning("failed to remove the files of transfer %s: %s", stop.transfer_id, error)
 
             self._follow(stop.transfer_id, "send", lambda: self._after(stop.transfer_id, "receive", forget))
 
@@ -176,7 +176,7 @@ class NodeTransfers:
         await work()
 
     def _follow(self, transfer_id: str, role: str, work: Callable[[], Awaitable[None]]) -> None:
-        """One thing after the other for each end: the next begins when the one before has let go of its files."""
+        """Run the work of each end in order: the next begins when the previous one has closed its files."""
         key = f"{transfer_id} {role}"
         before = self._tasks.get(key)
 
@@ -192,5 +192,5 @@ class NodeTransfers:
         self._tasks[key] = asyncio.get_running_loop().create_task(run())
 
     async def _in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
-        # Not to be cancelled half-way: whoever stops waits until the thread has let go.
+        # Not cancelled halfway: a caller that stops waits for the thread.
         return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments))

@@ -1,8 +1,7 @@
-"""A transfer that arrives: written beside its place, and put there in one step once every digest is right.
+"""Receiving a transfer: it is written beside its destination, and moved there in one step once every digest matches.
 
-What has come so far lies in `.farhand-<id>.part` beside the destination, and a note of it in the node's own folder, so
-that a dropped link or a killed program costs no more than the bytes that were under way. Everything here may wait
-for the disk: it is run in a thread.
+What was received is in `.farhand-<id>.part` beside the destination, with a note in the node's own folder: a lost
+connection or a killed program costs only the bytes in flight. Everything here blocks; run it in a thread.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from blake3 import blake3
 
 from farhand.machine.files.allowed_paths import display
-from farhand.machine.files.confined_root import open_stepwise, sync_folder
+from farhand.machine.files.confined_root import closing_descriptor, open_stepwise, open_subfolder, sync_folder
 from farhand.machine.files.direct_writes import DirectWriter, sync_file_system
-from farhand.machine.files.files import Files, copy_owner_and_mode, file_errors, replaceable_status
+from farhand.machine.files.files import Files, copy_owner_and_mode, file_errors, replaceable_status, status_in
 from farhand.machine.files.private_files import replace_private
 from farhand.machine.files.refused_paths import PROTECTED, ForbiddenPath
 from farhand.machine.files.undo_log import call_id
@@ -35,11 +34,11 @@ _READ = 1024 * 1024
 _SYNC_EACH = 64
 
 
-class Arrival:
-    """One transfer that comes in. `offset` is how far it has come. Its owner calls `close`."""
+class IncomingFiles:
+    """One transfer to this node; `offset` is the number of bytes received. Its owner calls `close`."""
 
     def __init__(self, files: Files, notes: Notes, transfer_id: str, path: str, offer: TransferOffer) -> None:
-        """Take up what an earlier try left, or begin. Raises ToolError when the destination cannot be written."""
+        """Resume an earlier attempt, or begin. Raises ToolError if the destination cannot be written."""
         self._files = files
         self._notes = notes
         self._id = transfer_id
@@ -54,7 +53,7 @@ class Arrival:
         self._manifest: Manifest | None = None
         self.complete = False
         if not 0 < offer.manifest_bytes <= MAX_MANIFEST_BYTES:
-            raise Failed(f"the sender's list of files has {offer.manifest_bytes} bytes; that is none")
+            raise Failed(f"invalid transfer offer: its list of files has {offer.manifest_bytes} bytes")
         note = notes.read(transfer_id)
         if note is not None and note.phase is Phase.DONE:
             self.complete = True
@@ -77,7 +76,7 @@ class Arrival:
         place, offer = self._place, self._offer
         parent, self._name = os.path.split(place.real)
         if not self._name:
-            raise InvalidArgs(f"'{display(place.path)}' is the top of the file system; name a file or folder in it")
+            raise InvalidArgs(f"'{display(place.path)}' is the root of the file system; name a file or folder in it")
         with file_errors("create the folders of", place.path, missing=Failed):
             self._folder = place.root.open_folder(parent, make=True)
         if note is not None and note.phase is Phase.PLACING:
@@ -87,15 +86,15 @@ class Arrival:
         with file_errors("write", place.path, missing=Failed):
             self._check_target()
         again = note is not None and note.manifest_digest == offer.manifest_digest
-        # After a crash of the machine the end of what was written may be missing or blank: a file's digest tells in
-        # the end, but of a folder's many files only the last would be read again.
+        # After a crash of the machine, the end of what was written may be missing or blank. The digest of a single file
+        # detects that, but of a folder only the last file is read again.
         if again and note is not None and not (offer.folder and note.boot != machine_boot()):
             self._manifest = self._kept_manifest(note)
         if self._manifest is None:
             self._remove_partial()
-            self._notes.write(self._id, ResumeNote(place.path, offer.manifest_digest, machine_boot()))
+            self._note(Phase.WRITING)
         else:
-            self._take_up()
+            self._resume()
         space = os.fstatvfs(self._folder)
         needed = offer.size - max(0, self.offset - offer.manifest_bytes)
         if needed > space.f_bavail * space.f_frsize:
@@ -104,18 +103,22 @@ class Arrival:
                 f"{space.f_bavail * space.f_frsize} are free; nothing was changed)"
             )
 
+    def _note(self, phase: Phase) -> None:
+        note = ResumeNote(self._place.path, self._offer.manifest_digest, machine_boot(), phase)
+        self._notes.write(self._id, note)
+
     def close(self) -> None:
-        """Let go of the files; what has come stays for another try."""
+        """Close the files; what was received stays for another attempt."""
         for name in ("_file", "_staging", "_folder"):
             descriptor = getattr(self, name)
             if descriptor >= 0:
                 os.close(descriptor)
                 setattr(self, name, -1)
 
-    # -- what arrives -----------------------------------------------------------------------------------
+    # -- frames -----------------------------------------------------------------------------------
 
     def feed(self, frames: Iterable[bytes | memoryview]) -> None:
-        """Write frames; with the last one the transfer is in its place and `complete`.
+        """Write frames; with the last one, the transfer is in place and `complete`.
 
         Raises ToolError; DigestMismatch after everything received was discarded.
         """
@@ -166,13 +169,13 @@ class Arrival:
         self._arriving.clear()
         if blake3(data).hexdigest() != self._offer.manifest_digest:
             self.discard()
-            raise DigestMismatch("the list of files that arrived is not the one that was offered")
+            raise DigestMismatch("the received list of files is not the one that was offered")
         try:
             self._manifest = Manifest.decode(data)
         except ProtocolError as error:
             raise Failed(str(error)) from None
         if self._manifest.single is self._offer.folder:
-            raise Failed("the sender offered a folder and sends a file, or the other way round")
+            raise Failed("the sender offered a folder and sends a file, or vice versa")
         for entry in self._manifest.entries:
             if self._files.is_hidden(f"{self._place.real}/{entry.path}"):
                 raise ForbiddenPath(f"'{display(f'{self._place.path}/{entry.path}')}' {PROTECTED}")
@@ -180,19 +183,17 @@ class Arrival:
         if not self._manifest.single:
             with file_errors("write", self._place.path):
                 os.mkdir(self._partial, 0o700 if self._offer.private else 0o777, dir_fd=self._folder)
-                self._staging = _open_folder(self._partial, self._folder)
+                self._staging = open_subfolder(self._partial, self._folder)
 
     def _next_part(self, manifest: Manifest, part: int) -> None:
-        """Make the entry of a part and be ready for its bytes."""
+        """Create the entry of a part, ready for its bytes."""
         self._close_file()
         entry = manifest.entries[part - 1]
         self._position.begin_part(part, entry.size)
         if manifest.single:
             old = replaceable_status(self._folder, self._name)
             mode = 0o600 if old else self._mode(entry)
-            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            self._file = os.open(self._partial, flags, mode, dir_fd=self._folder)
-            self._out = DirectWriter(self._file, size=entry.size)
+            self._create(self._partial, self._folder, mode, entry.size)
             return
         with self._parent(entry.path) as (folder, name):
             if entry.kind is EntryKind.FOLDER:
@@ -200,16 +201,19 @@ class Arrival:
             elif entry.kind is EntryKind.LINK:
                 os.symlink(entry.target, name, dir_fd=folder)
             else:
-                flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-                self._file = os.open(name, flags, self._mode(entry), dir_fd=folder)
-                self._out = DirectWriter(self._file, size=entry.size)
+                self._create(name, folder, self._mode(entry), entry.size)
+
+    def _create(self, name: str, folder: int, mode: int, size: int) -> None:
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._file = os.open(name, flags, mode, dir_fd=folder)
+        self._out = DirectWriter(self._file, size=size)
 
     def _mode(self, entry: ManifestEntry) -> int:
-        """Of what is made new. What was for its owner alone stays so."""
+        """Return the mode of a new entry; private ones stay private."""
         mode = 0o777 if entry.executable or entry.kind is EntryKind.FOLDER else 0o666
         return mode & 0o700 if self._offer.private or entry.private else mode
 
-    # -- taking up --------------------------------------------------------------------------------------
+    # -- resuming --------------------------------------------------------------------------------------
 
     def _kept_manifest(self, note: ResumeNote) -> Manifest | None:
         with contextlib.suppress(OSError, ProtocolError):
@@ -218,8 +222,8 @@ class Arrival:
                 return Manifest.decode(data)
         return None
 
-    def _take_up(self) -> None:
-        """Go to where an earlier try stopped: the last entry there is, as far as it was written."""
+    def _resume(self) -> None:
+        """Continue where an earlier attempt stopped: in the last existing entry, after what it contains."""
         manifest = self._manifest
         assert manifest is not None
         try:
@@ -227,11 +231,11 @@ class Arrival:
                 if manifest.single:
                     self._reopen(manifest, 1, self._folder, self._partial)
                     return
-                self._staging = _open_folder(self._partial, self._folder)
+                self._staging = open_subfolder(self._partial, self._folder)
                 last = 0
                 for part, entry in enumerate(manifest.entries, 1):
                     with self._parent(entry.path) as (folder, name):
-                        if not _exists(folder, name):
+                        if status_in(folder, name) is None:
                             break
                     last = part
                 if last == 0:
@@ -241,7 +245,7 @@ class Arrival:
                 with self._parent(manifest.entries[last - 1].path) as (folder, name):
                     self._reopen(manifest, last, folder, name)
         except (NotFound, Failed):
-            # What was there has been taken away or is not as we left it.
+            # It was removed or changed by another program.
             self._position, self._manifest = ReceivePosition(self._offer.manifest_bytes), None
             self._close_file()
             self._remove_partial()
@@ -255,16 +259,16 @@ class Arrival:
         self._file = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
         status = os.fstat(self._file)
         if not stat.S_ISREG(status.st_mode) or status.st_size > entry.size:
-            raise OSError(errno.EIO, "what was written before is not as it was left")
+            raise OSError(errno.EIO, "another program changed what was received before")
         while data := os.read(self._file, _READ):
             self._position.advance(self.offset, len(data))
             self._position.digest.update(data)
         self._out = DirectWriter(self._file, entry.size - self._position.left, entry.size)
 
-    # -- the end ----------------------------------------------------------------------------------------
+    # -- placing ----------------------------------------------------------------------------------------
 
     def _finish(self) -> None:
-        """Everything is here: bring it to the disk, then put it in its place."""
+        """Sync everything to disk, then move it to its destination."""
         manifest = self._manifest
         assert manifest is not None
         with file_errors("write", self._place.path):
@@ -276,116 +280,102 @@ class Arrival:
                 self._check_target()
                 self._sync_all(manifest)
         self._close_file()
-        self._notes.write(
-            self._id, ResumeNote(self._place.path, self._offer.manifest_digest, machine_boot(), Phase.PLACING)
-        )
+        self._note(Phase.PLACING)
         self._put_in_place()
 
     def _put_in_place(self, *, again: bool = False) -> None:
-        """`again`: after a crash in the middle of it, when what has been moved is no longer beside."""
+        """Move everything to its destination. `again`: after a crash in the middle, when parts were already moved."""
         with file_errors("write", self._place.path, missing=Failed):
             try:
                 self._check_folder()
-                if not _exists(self._folder, self._partial):
+                if status_in(self._folder, self._partial) is None:
                     if not again:
-                        raise OSError(errno.EIO, "what had arrived was removed by somebody else")
-                elif not self._offer.folder or not _exists(self._folder, self._name):
+                        raise OSError(errno.EIO, "another program removed what was received")
+                elif not self._offer.folder or status_in(self._folder, self._name) is None:
                     with self._keeping():
                         os.rename(self._partial, self._name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
                 else:
                     self._merge()
             except OSError:
-                self._notes.write(self._id, ResumeNote(self._place.path, self._offer.manifest_digest, machine_boot()))
+                self._note(Phase.WRITING)
                 raise
             sync_folder(self._folder)
-        self._notes.write(
-            self._id, ResumeNote(self._place.path, self._offer.manifest_digest, machine_boot(), Phase.DONE)
-        )
+        self._note(Phase.DONE)
         self._notes.path(self._id, "manifest").unlink(missing_ok=True)
         self.complete = True
         self.close()
 
     def _check_folder(self) -> None:
-        """The folder it goes to is still the one at that path."""
-        there = self._place.root.open_folder(os.path.dirname(self._place.real))  # noqa: PTH120
-        try:
+        """Raise OSError if the destination folder is no longer the one at its path."""
+        with closing_descriptor(self._place.root.open_folder(os.path.dirname(self._place.real))) as there:  # noqa: PTH120
             if not os.path.sameopenfile(there, self._folder):
-                raise OSError(errno.EIO, "its folder was replaced by another one meanwhile")
-        finally:
-            os.close(there)
+                raise OSError(errno.EIO, "its folder was replaced in the meantime")
 
     @contextlib.contextmanager
     def _keeping(self) -> Iterator[None]:
-        """Keep the file that is replaced, if one is; a transfer that a tool began has the id of its call."""
+        """Record a file that is replaced, for undo; a transfer that a tool began has the id of its call."""
         files, before = self._files, call_id.set(self._id)
         try:
-            if files.undo_log is None or not files.undo_log.enabled or not _exists(self._folder, self._name):
+            if files.undo_log is None or not files.undo_log.enabled or status_in(self._folder, self._name) is None:
                 yield
                 return
-            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-            with os.fdopen(os.open(self._partial, flags, dir_fd=self._folder), "rb") as new:
-                digest = files.written(new.fileno())
+            with closing_descriptor(_open_file(self._partial, self._folder)) as new:
+                digest = files.written(new)
             with files.write_lock, files.recording(self._folder, self._name, self._place.real, digest):
                 yield
         finally:
             call_id.reset(before)
 
     def _merge(self) -> None:
-        """Move what arrived into a folder that exists: each file in one step, other files there stay."""
+        """Move what was received into an existing folder: each file in one step; other files there stay."""
         manifest = self._manifest
         if manifest is None:
             raise OSError(errno.EIO, "the list of its files was lost")
-        target = _open_folder(self._name, self._folder)
-        staging = _open_folder(self._partial, self._folder)
-        try:
+        with (
+            closing_descriptor(open_subfolder(self._name, self._folder)) as target,
+            closing_descriptor(open_subfolder(self._partial, self._folder)) as staging,
+        ):
             for entry in manifest.entries:
-                parts = entry.path.split("/")
+                *parents, name = entry.path.split("/")
                 if entry.kind is EntryKind.FOLDER:
-                    os.close(open_stepwise(target, parts, make=True))
+                    os.close(open_stepwise(target, [*parents, name], make=True))
                     continue
-                here, there = open_stepwise(staging, parts[:-1]), open_stepwise(target, parts[:-1])
-                try:
-                    if _exists(here, parts[-1]):
+                with (
+                    closing_descriptor(open_stepwise(staging, parents)) as here,
+                    closing_descriptor(open_stepwise(target, parents)) as there,
+                ):
+                    if status_in(here, name) is not None:
                         if entry.kind is EntryKind.FILE:
-                            _take_over(here, there, parts[-1])
-                        os.rename(parts[-1], parts[-1], src_dir_fd=here, dst_dir_fd=there)
-                finally:
-                    os.close(here)
-                    os.close(there)
-        finally:
-            os.close(target)
-            os.close(staging)
+                            _take_over(here, there, name)
+                        os.rename(name, name, src_dir_fd=here, dst_dir_fd=there)
         shutil.rmtree(self._partial, dir_fd=self._folder)
 
     def _check_target(self) -> None:
-        """Raises OSError when what is at the destination must not be replaced."""
+        """Raise OSError if something at the destination must not be replaced."""
         if not self._offer.folder:
             replaceable_status(self._folder, self._name)
             return
-        if not _exists(self._folder, self._name):
+        if status_in(self._folder, self._name) is None:
             return
-        protected = self._files.paths.protected_identities()
-        target = _open_folder(self._name, self._folder)
-        try:
+        with closing_descriptor(open_subfolder(self._name, self._folder)) as target:
             for entry in self._manifest.entries if self._manifest else ():
-                parent, _, name = entry.path.rpartition("/")
-                try:
-                    folder = open_stepwise(target, parent.split("/") if parent else [])
-                except FileNotFoundError:
-                    continue
-                try:
-                    if protected and _identity(folder, name) in protected:
-                        raise ForbiddenPath(f"'{display(f'{self._place.path}/{entry.path}')}' {PROTECTED}")
-                    if entry.kind is EntryKind.FILE:
-                        replaceable_status(folder, name)
-                    elif _exists(folder, name):
-                        kind = stat.S_IFMT(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
-                        if kind != (stat.S_IFDIR if entry.kind is EntryKind.FOLDER else stat.S_IFLNK):
-                            raise OSError(errno.EEXIST, f"something of another kind is at '{display(entry.path)}'")
-                finally:
-                    os.close(folder)
-        finally:
-            os.close(target)
+                *parents, name = entry.path.split("/")
+                with (
+                    contextlib.suppress(FileNotFoundError),
+                    closing_descriptor(open_stepwise(target, parents)) as folder,
+                ):
+                    self._check_entry(entry, folder, name)
+
+    def _check_entry(self, entry: ManifestEntry, folder: int, name: str) -> None:
+        old = status_in(folder, name)
+        if old is None:
+            return
+        if self._files.paths.is_protected_status(old):
+            raise ForbiddenPath(f"'{display(f'{self._place.path}/{entry.path}')}' {PROTECTED}")
+        if entry.kind is EntryKind.FILE:
+            replaceable_status(folder, name)
+        elif stat.S_IFMT(old.st_mode) != (stat.S_IFDIR if entry.kind is EntryKind.FOLDER else stat.S_IFLNK):
+            raise OSError(errno.EEXIST, f"something of another kind is at '{display(entry.path)}'")
 
     def _sync_all(self, manifest: Manifest) -> None:
         if manifest.files > _SYNC_EACH and sync_file_system(self._staging):
@@ -394,16 +384,13 @@ class Arrival:
             with self._parent(entry.path) as (folder, name):
                 if entry.kind is EntryKind.LINK:
                     continue
-                descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
-                try:
+                with closing_descriptor(_open_file(name, folder)) as descriptor:
                     os.fsync(descriptor)
-                finally:
-                    os.close(descriptor)
 
-    # -- giving up --------------------------------------------------------------------------------------
+    # -- discarding --------------------------------------------------------------------------------------
 
     def discard(self) -> None:
-        """Remove what has come; the destination is as it was."""
+        """Remove what was received; the destination stays unchanged."""
         self._close_file()
         self._remove_partial()
         self._notes.forget(self._id)
@@ -422,30 +409,24 @@ class Arrival:
 
     @contextlib.contextmanager
     def _parent(self, path: str) -> Iterator[tuple[int, str]]:
-        parent, _, name = path.rpartition("/")
-        folder = open_stepwise(self._staging, parent.split("/") if parent else [])
-        try:
+        *parents, name = path.split("/")
+        with closing_descriptor(open_stepwise(self._staging, parents)) as folder:
             yield folder, name
-        finally:
-            os.close(folder)
 
 
 def discard(files: Files, notes: Notes, transfer_id: str) -> None:
-    """Remove what a transfer left here, also one that is not under way."""
+    """Remove what a transfer left here, also one that is not in progress."""
     note = notes.read(transfer_id)
     if note is not None and note.phase is not Phase.DONE:
         with contextlib.suppress(OSError, Failed, NotAllowed, NotFound):
             place = files.place(note.target)
-            folder = place.root.open_folder(os.path.dirname(place.real))  # noqa: PTH120
-            try:
+            with closing_descriptor(place.root.open_folder(os.path.dirname(place.real))) as folder:  # noqa: PTH120
                 _remove(f".farhand-{transfer_id}.part", folder)
-            finally:
-                os.close(folder)
     notes.forget(transfer_id)
 
 
 def _target(files: Files, path: str, offer: TransferOffer) -> str:
-    """Where it goes: into a folder that exists or is named with a `/` at its end, else to that very path."""
+    """Return the destination: inside a folder that exists or is named with a trailing `/`, else the path itself."""
     spelled = files.resolve(path)
     inside = path.endswith("/")
     if not inside:
@@ -458,34 +439,15 @@ def _target(files: Files, path: str, offer: TransferOffer) -> str:
     return os.path.join(spelled, offer.name)  # noqa: PTH118
 
 
-def _open_folder(name: str, parent: int) -> int:
-    return os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+def _open_file(name: str, folder: int) -> int:
+    return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
 
 
 def _take_over(here: int, there: int, name: str) -> None:
-    """Give a file that arrived the owner and mode of the one it replaces, if there is one."""
+    """Give a received file the owner and mode of the one it replaces, if any."""
     if (old := replaceable_status(there, name)) is not None:
-        descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
-        try:
+        with closing_descriptor(_open_file(name, here)) as descriptor:
             copy_owner_and_mode(descriptor, old)
-        finally:
-            os.close(descriptor)
-
-
-def _identity(folder: int, name: str) -> tuple[int, int] | None:
-    try:
-        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-    except FileNotFoundError:
-        return None
-    return status.st_dev, status.st_ino
-
-
-def _exists(folder: int, name: str) -> bool:
-    try:
-        os.stat(name, dir_fd=folder, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return True
 
 
 def _remove(name: str, folder: int) -> None:

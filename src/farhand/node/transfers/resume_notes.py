@@ -1,4 +1,4 @@
-"""What a node remembers of transfers, so that they go on after its program was killed."""
+"""Notes about transfers, with which they resume after the node program was killed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Phase(StrEnum):
 
 
 class ResumeNote(msgspec.Struct, frozen=True):
-    """What a node remembers of a transfer it receives."""
+    """The state of a transfer that this node receives."""
 
     target: str
     manifest_digest: str
@@ -44,7 +44,7 @@ class Notes:
     def path(self, transfer_id: str, kind: str) -> Path:
         """Raises InvalidArgs for an id that could name another file."""
         if not _TRANSFER_ID.fullmatch(transfer_id):
-            raise InvalidArgs(f"{transfer_id!r} is no id of a transfer")
+            raise InvalidArgs(f"{transfer_id!r} is not the id of a transfer")
         self.folder.mkdir(mode=0o700, exist_ok=True)
         return self.folder / f"{transfer_id}.{kind}"
 

@@ -1,4 +1,4 @@
-"""A file or folder as the bytes of a transfer. Everything here may wait for the disk: it is run in a thread."""
+"""A file or folder as the bytes of a transfer. Everything here blocks; run it in a thread."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import BinaryIO
 from blake3 import blake3
 
 from farhand.machine.files.allowed_paths import display
+from farhand.machine.files.confined_root import closing_descriptor, open_subfolder
 from farhand.machine.files.files import Files, file_errors, open_parent, open_regular
 from farhand.machine.files.mime import HEAD, mime_type
 from farhand.machine.files.private_files import write_private
@@ -23,19 +24,19 @@ from farhand.protocol.transfer import SendWindow
 from farhand.protocol.version import TRANSFER_FRAME_BYTES
 from farhand.sdk.connection import FRAME_RESERVE
 
-# What the socket writes in front of a frame, in place.
+# Bytes before a frame, in which the socket writes its own header.
 RESERVE = FRAME_RESERVE
 MOST_FRAMES = 256
-# Folders within folders. Each is held open while what is in it is listed.
+# Nested folders; each is open while its entries are listed.
 MOST_DEEP = 256
 UNKNOWN_TYPE = "application/octet-stream"
 
 
-class Parcel:
-    """What a source path holds, as one stream. Its owner calls `close`."""
+class OutgoingFiles:
+    """The file or folder at a path, as one stream. Its owner calls `close`."""
 
     def __init__(self, files: Files, path: str, stream: int, kept: Path) -> None:
-        """Look at the path and make its manifest, or take the one in `kept`. Raises ToolError."""
+        """Read the manifest in `kept`, or create it from the path. Raises ToolError."""
         self._files = files
         self._stream = stream
         self._place = files.place(path)
@@ -60,8 +61,8 @@ class Parcel:
                 mime = _mime(head, self._place.path)
             if head and not status.st_size:
                 raise Failed(
-                    f"Failed to read '{display(self._place.path)}': the system does not say how long it is, as for "
-                    "files in /proc; write its content to a file of its own first"
+                    f"Failed to read '{display(self._place.path)}': its size is not known, as for files in /proc; "
+                    "copy its content to another file first"
                 )
             self._manifest = Manifest([_file_entry("", status)])
         self.offer = TransferOffer(
@@ -81,11 +82,11 @@ class Parcel:
             self._file = None
 
     def begin(self, offset: int) -> None:
-        """Go to a place in the stream; what its part has before is read for the digest, not sent. Raises ToolError."""
+        """Continue at an offset; earlier bytes of the same part are read for its digest, not sent. Raises ToolError."""
         ends = self._manifest.ends
         if not 0 <= offset <= ends[-1]:
             raise Failed(f"the receiver asked for byte {offset} of a stream of {ends[-1]}")
-        # The end of a part that ends just here is said again: the receiver may not have heard it.
+        # The end of a part that ends here is sent again: the receiver may not have it.
         part = next(number for number, end in enumerate(ends) if end >= offset)
         self._open(part)
         self.offset = self._start(part)
@@ -115,8 +116,8 @@ class Parcel:
             size += room
         return frames
 
-    def give_back(self, frame: bytearray) -> None:
-        """A frame that was sent; its memory serves again."""
+    def reuse(self, frame: bytearray) -> None:
+        """Reuse the memory of a frame that was sent."""
         if len(frame) == RESERVE + HEADER_BYTES + TRANSFER_FRAME_BYTES and len(self._spare) < 8:
             self._spare.append(frame)
 
@@ -182,13 +183,9 @@ class Parcel:
         entry = self._manifest.entries[part - 1]
         if entry.kind is not EntryKind.FILE:
             return
-        if entry.path == "":
-            with file_errors("read", self._place.path), open_parent(self._place) as (folder, name):
-                self._file = open_regular(folder, name, buffered=False)
-        else:
-            place = self._files.place(f"{self._place.real}/{entry.path}")
-            with file_errors("read", self._shown_path()), open_parent(place) as (folder, name):
-                self._file = open_regular(folder, name, buffered=False)
+        place = self._files.place(f"{self._place.real}/{entry.path}") if entry.path else self._place
+        with file_errors("read", self._shown_path()), open_parent(place) as (folder, name):
+            self._file = open_regular(folder, name, buffered=False)
         status = os.fstat(self._file.fileno())
         if status.st_size < entry.size or (status.st_mtime_ns != entry.changed and status.st_size == entry.size):
             raise self._changed("was changed")
@@ -200,21 +197,20 @@ class Parcel:
     def _changed(self, how: str) -> Failed:
         return Failed(f"Failed to read '{display(self._shown_path())}': the file {how} while it was transferred")
 
-    # -- what is there ----------------------------------------------------------------------------------
+    # -- the manifest ----------------------------------------------------------------------------------
 
     def _walk(self) -> Manifest:
         entries: list[ManifestEntry] = []
-        with file_errors("read", self._place.path):
-            descriptor = self._files.open_folder(self._place)
-            try:
-                self._list(descriptor, "", entries)
-            finally:
-                os.close(descriptor)
+        with (
+            file_errors("read", self._place.path),
+            closing_descriptor(self._files.open_folder(self._place)) as descriptor,
+        ):
+            self._list(descriptor, "", entries)
         odd = (entry for entry in entries if not entry.target.isprintable())
         if (link := leads_out(entries) or next(odd, None)) is not None:
             raise Failed(
-                f"'{display(self._place.path)}' holds the link '{display(link.path)}', which leads out of it to "
-                f"'{display(link.target)}'; transfer what it leads to by itself, or remove the link"
+                f"'{display(self._place.path)}' contains the link '{display(link.path)}', which leads out of it to "
+                f"'{display(link.target)}'; transfer its target separately, or remove the link"
             )
         manifest = Manifest(entries)
         if len(manifest.encoded) > MAX_MANIFEST_BYTES:
@@ -244,17 +240,12 @@ class Parcel:
             if stat.S_ISDIR(status.st_mode):
                 if path.count("/") >= MOST_DEEP:
                     raise Failed(
-                        f"'{display(self._place.path)}' has folders in folders more than {MOST_DEEP} deep; transfer "
-                        "what lies so deep by itself"
+                        f"'{display(self._place.path)}' has folders more than {MOST_DEEP} deep; transfer "
+                        "the inner ones separately"
                     )
                 entries.append(ManifestEntry(path, EntryKind.FOLDER, private=_private(status)))
-                inner = os.open(
-                    each.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=descriptor
-                )
-                try:
+                with closing_descriptor(open_subfolder(each.name, descriptor)) as inner:
                     self._list(inner, f"{path}/", entries)
-                finally:
-                    os.close(inner)
             elif stat.S_ISREG(status.st_mode):
                 entries.append(_file_entry(path, status))
             elif stat.S_ISLNK(status.st_mode):
@@ -272,7 +263,7 @@ def _private(status: os.stat_result) -> bool:
 
 
 def _mime(head: bytes, path: str) -> str | None:
-    """By what a file begins with, else by its name; None when neither tells."""
+    """Return the type by the beginning of a file, else by its name; None if it is unknown."""
     found = mime_type(head) if head else UNKNOWN_TYPE
     return mimetypes.guess_type(path)[0] if found == UNKNOWN_TYPE else found
 

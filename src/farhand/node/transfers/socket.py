@@ -1,6 +1,6 @@
-"""A connection for the bytes of one transfer, beside the node socket: a length and a frame, again and again.
+"""A connection for the bytes of one transfer, beside the node socket: frames, each after its length.
 
-It is made and used by threads: neither the loop that answers calls nor what is on the node socket waits for it.
+Threads open and use it, so neither the event loop nor the traffic of the node socket waits for it.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _LENGTH = struct.Struct("!I")
 
 
 class FilesSocket:
-    """Whoever dialled calls `close`, once nobody sends or receives any more; `hang_up` brings that about."""
+    """One connection. The caller of `dial` calls `close` after all sends and receives; `shut_down` makes them end."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
 
     @classmethod
     def dial(cls, node_socket: str, ticket: str) -> FilesSocket | None:
-        """A connection to the gateway at whose node socket we are; None where there can be none. Raises OSError."""
+        """Connect to the gateway of a node socket; return None if that is not possible (TLS). Raises OSError."""
         address = urlsplit(node_socket)
         if address.scheme != "ws" or not address.hostname or not address.path.endswith("/ws"):
             return None
@@ -47,7 +47,7 @@ class FilesSocket:
             )
             head = b""
             while not head.endswith(b"\r\n\r\n"):
-                byte = connection.recv(1)  # what follows the head is not ours to read yet
+                byte = connection.recv(1)  # not more: the bytes after the head belong to the transfer
                 if not byte or len(head) > LONGEST_HEAD:
                     raise OSError("the gateway did not answer")
                 head += byte
@@ -60,13 +60,13 @@ class FilesSocket:
         return cls(connection)
 
     def wanted(self) -> bool:
-        """Wait for the gateway to say whether this connection is used."""
+        """Wait until the gateway says whether it uses this connection, and return that."""
         with contextlib.suppress(OSError):
             return len(self._connection.recv(1)) == 1
         return False
 
     def send(self, frame: bytes | bytearray) -> None:
-        """Of a bytearray the first `FRAME_RESERVE` bytes are room for what comes before the frame. Raises OSError."""
+        """Send a frame; the first `FRAME_RESERVE` bytes of a bytearray are room for its length. Raises OSError."""
         if isinstance(frame, bytearray):
             start = FRAME_RESERVE - _LENGTH.size
             _LENGTH.pack_into(frame, start, len(frame) - FRAME_RESERVE)
@@ -76,31 +76,31 @@ class FilesSocket:
             self._connection.sendall(_LENGTH.pack(len(frame)) + frame)
 
     def next_size(self) -> int | None:
-        """How long the next frame is; None once there is none. Raises OSError, ProtocolError."""
+        """Return the length of the next frame; None at the end. Raises OSError, ProtocolError."""
         length = bytearray(_LENGTH.size)
         if not self.receive(memoryview(length)):
             return None
         size: int = _LENGTH.unpack(length)[0]
         if not HEADER_BYTES <= size <= HEADER_BYTES + MAX_PAYLOAD_BYTES:
-            raise ProtocolError(f"a frame of {size} bytes came")
+            raise ProtocolError(f"received a frame of {size} bytes, which no frame has")
         return size
 
     def receive(self, frame: memoryview) -> bool:
-        """Whether the whole frame came. Raises OSError."""
+        """Fill `frame`; return False if the connection ended before. Raises OSError."""
         at = 0
-        while at < len(frame):  # a signal, such as the one that stops a process, cuts the wait for all of it short
+        while at < len(frame):  # a signal may interrupt the wait for all of it
             count = self._connection.recv_into(frame[at:], 0, socket.MSG_WAITALL)
             if not count:
                 return False
             at += count
         return True
 
-    def hang_up(self) -> None:
+    def shut_down(self) -> None:
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """What is still on its way is wanted by nobody."""
+        """Close the connection and discard unsent data."""
         with contextlib.suppress(OSError):
             self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
         self._connection.close()

@@ -144,7 +144,7 @@ class NatsBus:
             except (nats.errors.Error, TimeoutError, OSError) as error:
                 reason = type(error).__name__
             log.error(
-                "the bus %s is not available (%s); the gateway connects again by itself",
+                "the bus %s is not available (%s); reconnecting",
                 shown_address(self.url),
                 reason,
             )

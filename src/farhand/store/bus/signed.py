@@ -32,7 +32,7 @@ class SignedBus:
     """Signs what is sent through a bus, and drops what is not signed, old or repeated."""
 
     def __init__(self, bus: Any, secret: str, clock: Callable[[], float] = time.time) -> None:
-        """`secret`: one that all gateways of the fleet have, and nobody else."""
+        """`secret` is known only to the gateways of the fleet."""
         self._bus = bus
         self._clock = clock
         self._key = blake3(secret.encode(), derive_key_context=_CONTEXT).digest()

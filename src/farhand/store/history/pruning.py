@@ -18,15 +18,14 @@ from farhand.store.history.seal_coverage import (
     CALL_KEPT,
     PRUNED,
     Covers,
+    MessageAdded,
     Pruned,
-    SealedRows,
-    ToldMessage,
     chained_entries,
     checkpoint,
     rows_after,
 )
 from farhand.store.journal.events import append_event
-from farhand.store.ports import JournalRow, Seals, Tx
+from farhand.store.ports import Seals, Tx
 from farhand.store.tables import calls
 from farhand.store.tables.idempotency import IDEMPOTENCY_MS
 
@@ -113,8 +112,7 @@ def plan(
                 return done.batch(tx, now, has_undo)
             if done.pruned.events - (start.events if start else 0) >= ROWS or done.freed >= BYTES:
                 return done.batch(tx, now, has_undo)
-            sealed: list[JournalRow] = [((one[0], one[1], one[2], one[3], one[4]), covers(*one[2:5])) for one in group]
-            sound = sealer.hash(digest, sealed) == row[5]
+            sound = sealer.hash(digest, [covers.with_row(one) for one in group]) == row[5]
             done.take(tx, group, covers, sound=sound)
             position, digest, group = int(row[0]), bytes(row[5]), []
     return done.batch(tx, now, has_undo)
@@ -141,9 +139,8 @@ class _Progress:
                 self.freed += found[0][0] + CALL_BYTES if found else 0
             elif kind == "message.added":
                 messages += 1
-                self._count_event(data)
-            elif kind == "journal.sealed":
-                self._old(data)
+                with contextlib.suppress(msgspec.MsgspecError):  # a modified event does not match its seal either
+                    self._last_entry = max(self._last_entry, msgspec.json.decode(data, type=MessageAdded).seq)
         last = group[-1]
         self._open = (sorted(covers.open), sorted(covers.waiting))
         self.pruned = msgspec.structs.replace(
@@ -155,14 +152,6 @@ class _Progress:
             messages=self.pruned.messages + messages,
             broken=self.pruned.broken if sound or self.pruned.broken is not None else int(group[0][0]),
         )
-
-    def _count_event(self, data: bytes) -> None:
-        with contextlib.suppress(msgspec.MsgspecError):  # a modified event does not match its seal either
-            self._last_entry = max(self._last_entry, msgspec.json.decode(data, type=ToldMessage).seq)
-
-    def _old(self, data: bytes) -> None:
-        with contextlib.suppress(msgspec.MsgspecError):
-            self._last_entry = max(self._last_entry, msgspec.json.decode(data, type=SealedRows).entries)
 
     def batch(self, tx: Tx, now: int, has_undo: Callable[[str], bool]) -> Batch | None:
         if self.pruned.through == self._begun_with:

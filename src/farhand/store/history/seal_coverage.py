@@ -1,7 +1,8 @@
-"""Compute what the journal's seals cover, seal older journals, and check the journal's end at start-up."""
+"""Compute what the journal's seals cover, and check the journal's end at start-up."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -10,13 +11,11 @@ import msgspec
 from blake3 import blake3
 
 from farhand.store.journal.events import append_event
-from farhand.store.journal.seal import boot_id, journal_end, kept_head, packed
-from farhand.store.ports import Seals, Tx
+from farhand.store.journal.seal import boot_id, journal_end, kept_head, packed, seal_of
+from farhand.store.ports import JournalRow, Seals, Tx
 from farhand.store.tables import calls
 from farhand.store.tables.sessions import ENTRY_COLUMNS
 
-# Appended when the rows of a version without seals were sealed.
-SEALED: Final = "journal.sealed"
 # Appended at start-up when the journal ends before the recorded head.
 CUT: Final = "journal.cut"
 # Appended at start-up when the recorded head is missing.
@@ -33,18 +32,9 @@ PAGE: Final = 2_000
 _ROWS: Final = "SELECT id, at, kind, subject, data, hash FROM events WHERE id > ? ORDER BY id LIMIT ?"
 ENTRY: Final = f"SELECT {', '.join(ENTRY_COLUMNS)} FROM entries WHERE seq = ?"  # noqa: S608
 ENTRIES: Final = f"SELECT {', '.join(ENTRY_COLUMNS)} FROM entries WHERE seq > ? AND seq <= ? ORDER BY seq"  # noqa: S608
-OLD_ENTRIES: Final = f"SELECT {', '.join(ENTRY_COLUMNS)} FROM entries WHERE seq <= ? ORDER BY seq"  # noqa: S608
 
 # A row of the journal: id, at, kind, subject, data, hash.
 Row = Sequence[Any]
-
-
-class SealedRows(msgspec.Struct, frozen=True):
-    """The data of `journal.sealed`."""
-
-    rows: int
-    # The number of the last message.
-    entries: int
 
 
 class Pruned(msgspec.Struct, frozen=True):
@@ -68,7 +58,7 @@ class Pruned(msgspec.Struct, frozen=True):
     broken: int | None = None
 
 
-class ToldMessage(msgspec.Struct, frozen=True):
+class MessageAdded(msgspec.Struct, frozen=True):
     """The part of the data of `message.added` that identifies the message."""
 
     seq: int
@@ -97,18 +87,19 @@ class Covers:
         self.missing = None
         if kind in CALL_KINDS:
             return self._call(kind, subject)
-        try:
-            if kind == "message.added":
-                seq = msgspec.json.decode(data, type=ToldMessage).seq
+        if kind == "message.added":
+            with contextlib.suppress(msgspec.MsgspecError):  # a modified row does not match its seal anyway
+                seq = msgspec.json.decode(data, type=MessageAdded).seq
                 found = self._store.execute(ENTRY, (seq,)).fetchall()
                 if found:
                     return packed(found[0])
                 self.missing = f"message {seq} of {subject}"
-            elif kind == SEALED:
-                return entries_digest(self._store, msgspec.json.decode(data, type=SealedRows).entries)
-        except msgspec.MsgspecError:
-            pass  # a modified row does not match its seal anyway
         return b""
+
+    def with_row(self, row: Row) -> JournalRow:
+        """Return a row of the journal without its hash, and what its seal covers beside it."""
+        number, at, kind, subject, data = row[:5]
+        return (number, at, kind, subject, data), self(kind, subject, data)
 
     def _call(self, kind: str, subject: str) -> bytes:
         whole = kind == "call.ended" and subject not in self.open
@@ -123,14 +114,6 @@ class Covers:
         if kind == "call.waiting":
             return row.asked
         return row.begun if kind == "call.started" else row.whole if whole else row.ended
-
-
-def entries_digest(tx: Tx, last: int) -> bytes:
-    """Return a digest of the messages up to one, which have no events of their own."""
-    digest = blake3()
-    for row in tx.execute(OLD_ENTRIES, (last,)):
-        digest.update(packed(row))
-    return digest.digest()
 
 
 def chained_entries(tx: Tx, after: int, last: int, digest: bytes) -> bytes:
@@ -151,31 +134,6 @@ def checkpoint(tx: Tx) -> Pruned | None:
         return None
 
 
-def seal_old_rows(tx: Tx, now: int) -> None:
-    """Seal the rows of a journal that has no seals yet, and append an event about it."""
-    chain = tx.journal
-    chain.id, chain.hash = 0, chain.sealer.beginning
-    count = 0
-    covers = Covers(tx)
-    recorded: set[str] = set()
-    while page := rows_after(tx, chain.id):
-        for number, at, kind, subject, data, _ in page:
-            row = (number, at, kind, subject, data)
-            chain.id, chain.hash = number, chain.sealer.hash(chain.hash, [(row, covers(kind, subject, data))])
-            tx.execute("UPDATE events SET hash = ? WHERE id = ?", (chain.hash, number))
-            if kind in ("call.started", "call.ended"):
-                recorded.add(subject)
-        count += len(page)
-    for (call_id,) in tx.execute("SELECT id FROM calls ORDER BY seq").fetchall():
-        if call_id in covers.open or call_id not in recorded:
-            calls.append_missing_events(tx, str(call_id), begun=call_id in covers.open, now=now)
-    last: list[Any] = tx.execute("SELECT coalesce(max(seq), 0) FROM entries").fetchall()
-    entries: int = last[0][0]
-    if count or entries:
-        digest = entries_digest(tx, entries)
-        append_event(tx, now, SEALED, "journal", {"rows": count, "entries": entries}, digest)
-
-
 def check_head(tx: Tx, home: Path, now: int, *, fresh: bool) -> None:
     """Append an event if the journal ends before the recorded head; it continues after that.
 
@@ -187,8 +145,7 @@ def check_head(tx: Tx, home: Path, now: int, *, fresh: bool) -> None:
         if chain.id and not fresh:
             append_event(tx, now, UNGUARDED, "journal", {"last": chain.id})
         return
-    found: list[Any] = tx.execute("SELECT hash FROM events WHERE id = ?", (kept.head.id,)).fetchall()
-    if kept.head.id == 0 or (found and found[0][0] == kept.head.hash):
+    if kept.head.id == 0 or seal_of(tx, kept.head.id) == kept.head.hash:
         return
     data = {
         "expected": str(kept.head),
@@ -200,12 +157,20 @@ def check_head(tx: Tx, home: Path, now: int, *, fresh: bool) -> None:
 
 def other_key(tx: Tx) -> bool:
     """Return whether the newest rows were sealed with another key."""
-    chain = tx.journal
-    end = journal_end(tx)
-    start, before = seal_before(tx, end.id, chain.sealer)
-    covers = Covers(tx, open_before(tx, start + 1))
-    rows = [(tuple(row[:5]), covers(*row[2:5])) for row in rows_after(tx, start)]
-    return bool(rows) and chain.sealer.hash(before, rows) != end.hash
+    end = journal_end(tx).id
+    return end > 0 and not seal_matches(tx, tx.journal.sealer, end)
+
+
+def seal_matches(tx: Tx, sealer: Seals, number: int) -> bool:
+    """Return whether the rows that were committed with this one have a valid seal."""
+    last, before = seal_before(tx, number, sealer)
+    covers = Covers(tx, open_before(tx, last + 1))
+    rows: list[JournalRow] = []
+    for row in rows_after(tx, last):
+        rows.append(covers.with_row(row))
+        if row[5] is not None:
+            return bool(sealer.hash(before, rows) == row[5])
+    return False
 
 
 def seal_before(tx: Tx, number: int, sealer: Seals) -> tuple[int, bytes]:

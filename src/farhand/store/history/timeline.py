@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
+from farhand.store.history.seal_coverage import MessageAdded
 from farhand.store.ports import Tx
 
 # The number of rows that one page reads.
@@ -116,10 +117,6 @@ class _AddedMessage(msgspec.Struct, frozen=True):
     role: str = ""
     content: Any = ""
     tool_calls: list[dict[str, Any]] = []
-
-
-class _Seq(msgspec.Struct, frozen=True):
-    seq: int
 
 
 def page(
@@ -243,7 +240,7 @@ def _run(tx: Tx, run_id: str, hide: Hide) -> RunLine | None:
 
 def _message(tx: Tx, data: bytes, hide: Hide) -> MessageLine | None:
     try:
-        seq = msgspec.json.decode(data, type=_Seq).seq
+        seq = msgspec.json.decode(data, type=MessageAdded).seq
         rows: list[Any] = tx.execute(_ENTRY, (seq,)).fetchall()
         if not rows:
             return None

@@ -12,19 +12,18 @@ import msgspec
 from farhand.store.history.seal_coverage import (
     CALL_KINDS,
     CUT,
-    SEALED,
     UNGUARDED,
     Covers,
     Pruned,
     Row,
-    SealedRows,
     chained_entries,
     checkpoint,
     open_before,
     rows_after,
     seal_before,
+    seal_matches,
 )
-from farhand.store.journal.seal import Head, KeptHead, boot_id, journal_end
+from farhand.store.journal.seal import Head, KeptHead, boot_id, journal_end, seal_of
 from farhand.store.ports import JournalRow, Seals, Tx
 from farhand.store.tables.calls import ENDED, NOT_ENDED, CallState
 
@@ -139,7 +138,7 @@ class _Verification:
             f"history before {when} was pruned by retention: {pruned.events} events up to {pruned.through}, and "
             f"{pruned.calls} calls; they cannot be checked any more"
         )
-        self._notes.append(AuditNote(None, None, message))
+        self._note(message)
         if pruned.broken is not None:
             message = f"events from {pruned.broken} on did not match their seals when retention removed them"
             self._faults.append(Fault(None, message))
@@ -181,11 +180,11 @@ class _Verification:
         ).fetchall()
         for number, at, data in rows:
             restored = _restored(data)
-            if restored is not None and restored.other_key and self._sealed_here(number):
+            if restored is not None and restored.other_key and seal_matches(self._store, self._sealer, number):
                 self._foreign = True
                 last = restored.head.partition(":")[0]
                 message = f"the events up to {last} were sealed in a home with another key: not checked"
-                self._notes.append(AuditNote(number, at, message))
+                self._note(message, number, at)
                 return self._behind(number)
         if self._pruned is not None:
             return self._after_pruning(self._pruned)
@@ -209,17 +208,6 @@ class _Verification:
         self._covers.open = open_before(self._store, last + 1)
         return last, before
 
-    def _sealed_here(self, number: int) -> bool:
-        """Return whether the rows that were committed with this one have a valid seal."""
-        last, before = seal_before(self._store, number, self._sealer)
-        covers = Covers(self._store, open_before(self._store, last + 1))
-        rows: list[JournalRow] = []
-        for row in rows_after(self._store, last):
-            rows.append((_plain(row), covers(*row[2:5])))
-            if row[5] is not None:
-                return bool(self._sealer.hash(before, rows) == row[5])
-        return False
-
     # -- rows -------------------------------------------------------------------------------------------
 
     def _group(self, group: list[Row], last: int, before: bytes) -> None:
@@ -230,12 +218,12 @@ class _Verification:
             number, at, kind, subject, data, _ = row
             if kind in CALL_KINDS and subject not in self._covers.open and subject not in self._covers.waiting:
                 self._begun += 1
-            rows.append((_plain(row), self._covers(kind, subject, data)))
+            rows.append(self._covers.with_row(row))
             if self._covers.missing is not None and missing is None:
                 missing = f"{self._covers.missing}, which event {number} ({kind}) refers to, is missing"
             if kind == "message.added":
                 self._messages += 1
-            elif kind in (SEALED, CUT, UNGUARDED, *RESTORED):
+            elif kind in (CUT, UNGUARDED, *RESTORED):
                 self._note_event(number, at, kind, data)
         if self._sealer.hash(before, rows) != group[-1][5]:
             number, what = _what(group, last)
@@ -244,22 +232,15 @@ class _Verification:
     def _note_event(self, number: int, at: int, kind: str, data: bytes) -> None:
         """Read what an event records about the journal itself."""
         with contextlib.suppress(msgspec.MsgspecError, ValueError):
-            if kind == SEALED:
-                sealed = msgspec.json.decode(data, type=SealedRows)
-                self._old_entries = max(self._old_entries, sealed.entries)
-                message = (
-                    f"{sealed.rows} earlier events were written by a version without seals and sealed at this event"
-                )
-                self._notes.append(AuditNote(number, at, message))
-            elif kind == UNGUARDED:
+            if kind == UNGUARDED:
                 message = "the gateway started without knowing how far the journal had gone: its last rows may be gone"
-                self._notes.append(AuditNote(number, at, message))
+                self._note(message, number, at)
             elif kind == CUT:
                 cut = msgspec.json.decode(data, type=_CutData)
                 what = f"the journal ended at {cut.found[:40]}… instead of {cut.expected[:40]}…"
                 if cut.crash:
                     message = f"after a crash of the machine {what}: commits that were not on disk are lost"
-                    self._notes.append(AuditNote(number, at, message))
+                    self._note(message, number, at)
                 else:
                     self._fault(number, f"when the gateway started, {what}: rows at its end were removed or changed")
             elif (restored := _restored(data)) is not None:
@@ -269,7 +250,7 @@ class _Verification:
                     self._losses.append((number, copy, gone))
                 how = "an earlier copy of the store took its place" if copy.id else "the store began anew"
                 far = f"; the journal had reached event {gone.id}" if gone and gone.id > copy.id else ""
-                self._notes.append(AuditNote(number, at, f"{how}, with events up to {copy.id}{far}"))
+                self._note(f"{how}, with events up to {copy.id}{far}", number, at)
 
     # -- end and related records ------------------------------------------------------------------------
 
@@ -280,17 +261,16 @@ class _Verification:
     def _end(self) -> None:
         if self._kept is None:
             message = "journal.head is missing: rows cut off at the journal's end would not be missed"
-            self._notes.append(AuditNote(None, None, message))
+            self._note(message)
             return
         kept = self._kept.head
-        found: list[Any] = self._store.execute("SELECT hash FROM events WHERE id = ?", (kept.id,)).fetchall()
-        if kept.id == 0 or (found and found[0][0] == kept.hash):
+        if kept.id == 0 or seal_of(self._store, kept.id) == kept.hash:
             return
         end = journal_end(self._store).id
         what = f"the journal had reached event {kept.id}" if end < kept.id else f"event {kept.id} was changed"
         if not self._kept.clean and self._kept.boot != boot_id():
             message = f"{what} and ends at {end}: the machine crashed before everything was on disk"
-            self._notes.append(AuditNote(end, None, message))
+            self._note(message, end)
         else:
             self._fault(end, f"{what}, and ends at {end} now: rows at its end were removed or changed")
 
@@ -320,7 +300,7 @@ class _Verification:
             return
         if self._pruned is not None and noted.id <= self._pruned.through:
             message = f"event {noted.id}, which was noted, was pruned by retention and can no longer be compared"
-            self._notes.append(AuditNote(None, None, message))
+            self._note(message)
             return
         for number, copy, gone in self._losses:
             if copy.id < noted.id <= gone.id:
@@ -329,13 +309,11 @@ class _Verification:
                 return
         self._fault(None, f"event {noted.id}, which was noted, is not in the journal: rows were removed")
 
+    def _note(self, message: str, number: int | None = None, at: int | None = None) -> None:
+        self._notes.append(AuditNote(number, at, message))
+
     def _fault(self, number: int | None, message: str) -> None:
         self._faults.append(Fault(number, message))
-
-
-def _plain(row: Row) -> tuple[int, int, str, str, bytes]:
-    number, at, kind, subject, data = row[:5]
-    return number, at, kind, subject, data
 
 
 def _named(group: list[Row]) -> str:
@@ -355,7 +333,6 @@ def _what(group: list[Row], last: int) -> tuple[int, str]:
         last = number
     covered = [f"the record of call {row[3]}" for row in group if row[2] in CALL_KINDS]
     covered += [f"a message in {row[3]}" for row in group if row[2] == "message.added"]
-    covered += ["a message older than it" for row in group if row[2] == SEALED]
     others = " or another covered record" if len(covered) > 5 else ""
     shown = f", or {' or '.join(covered[:5])}{others}," if covered else ""
     moved = "it was moved" if len(group) == 1 else "they stand in another order"

@@ -212,6 +212,12 @@ def journal_end(tx: Tx) -> Head:
     return Head(rows[0][0], rows[0][1] or b"") if rows else Head(0, b"")
 
 
+def seal_of(tx: Tx, number: int) -> bytes | None:
+    """Return the seal that a row carries; None if there is none, or no such row."""
+    rows: list[Any] = tx.execute("SELECT hash FROM events WHERE id = ?", (number,)).fetchall()
+    return rows[0][0] if rows else None
+
+
 def kept_head(home: Path) -> KeptHead | None:
     """Return the recorded head of a home's journal, if any."""
     try:

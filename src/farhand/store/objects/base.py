@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mimetypes
 import unicodedata
+from collections.abc import AsyncIterator
 from typing import Final, Protocol
 
 import msgspec
@@ -125,6 +126,17 @@ class Objects(Protocol):
         """Open an object for writing. `held`: it may stay open for a while, so it must not take memory meanwhile."""
 
     async def close(self) -> None: ...
+
+
+async def pages(objects: Objects, prefix: str, *, delimiter: bool = False) -> AsyncIterator[Listing]:
+    """Yield everything below a prefix, page by page."""
+    after: str | None = None
+    while True:
+        page = await objects.list(prefix, delimiter=delimiter, after=after)
+        yield page
+        after = page.after
+        if after is None:
+            return
 
 
 def check_key(key: str) -> str:

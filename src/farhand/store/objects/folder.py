@@ -25,7 +25,7 @@ from typing import BinaryIO, NamedTuple
 
 import msgspec
 
-from farhand.machine.files.confined_root import ConfinedRoot
+from farhand.machine.files.confined_root import ConfinedRoot, closing_descriptor
 from farhand.machine.files.direct_writes import DirectWriter
 from farhand.machine.files.files import Files, file_errors
 from farhand.machine.files.private_files import replace_private
@@ -251,14 +251,11 @@ class FolderObjects:
             descriptor = files.open_folder(files.place(path.rstrip("/") or "."))
         except (NotFound, OSError):
             return []
-        try:
-            with os.scandir(descriptor) as entries:
-                for entry in entries:
-                    child = _child(files, path, entry)
-                    if child is not None and (child.status is None or folder != AGENTS):
-                        children.append(child)
-        finally:
-            os.close(descriptor)
+        with closing_descriptor(descriptor), os.scandir(descriptor) as entries:
+            for entry in entries:
+                child = _child(files, path, entry)
+                if child is not None and (child.status is None or folder != AGENTS):
+                    children.append(child)
         return sorted(children, key=lambda child: child.name if child.status else f"{child.name}/")
 
     # -- metadata ---------------------------------------------------------------------
@@ -420,11 +417,8 @@ def prune(files: Files, path: str) -> None:
     while parts:
         *above, name = parts
         try:
-            folder = files.open_folder(files.place("/".join(above) or "."))
-            try:
+            with closing_descriptor(files.open_folder(files.place("/".join(above) or "."))) as folder:
                 os.rmdir(name, dir_fd=folder)
-            finally:
-                os.close(folder)
         except OSError:
             return
         parts = above

@@ -138,14 +138,14 @@ class PostgresStore(GroupCommit):
         began = time.perf_counter()
         try:
             try:
-                results = self._attempt(group, durable, isolated=False)
+                results = self._attempt(group, isolated=False)
             except Exception as error:
                 if self._connection.closed or isinstance(_store_error(error), EngineError):
                     raise
                 self._roll_back()
-                results = self._attempt(group, durable, isolated=True)
+                results = self._attempt(group, isolated=True)
             self._committing = results
-            self._end()
+            self._end(durable)
         except Exception as error:
             return self._failure(group, _store_error(error))
         self._committing = None
@@ -172,12 +172,11 @@ class PostgresStore(GroupCommit):
             failure = self.broken
         return _failed(group, failure)
 
-    def _begin(self, durable: bool) -> None:
+    def _begin(self) -> None:
         """Begin a transaction and take the head of the journal."""
-        sync = "" if durable else "SET LOCAL synchronous_commit = off; "
         # In a statement of its own: it must see what was committed while the lock was awaited.
         epoch = "" if self._member is None else f"; SELECT epoch FROM replicas WHERE id = '{self._member[0]}'"  # noqa: S608
-        cursor = self._connection.execute(f"BEGIN; {sync}{_LOCK}{epoch}")
+        cursor = self._connection.execute(f"BEGIN; {_LOCK}{epoch}")
         rows = []
         while True:
             if cursor.description is not None:
@@ -190,9 +189,9 @@ class PostgresStore(GroupCommit):
             self.superseded = True
             raise EngineError("this gateway was silent for too long, and others took over its work; it starts anew")
 
-    def _attempt(self, group: list[Write], durable: bool, *, isolated: bool) -> list[Result]:
+    def _attempt(self, group: list[Write], *, isolated: bool) -> list[Result]:
         """Run the operations. Most groups have no failing one, so savepoints are only made in a second attempt."""
-        self._begin(durable)
+        self._begin()
         if isolated:
             results = [self._isolated(operation, future) for operation, future, _ in group]
         else:
@@ -215,12 +214,19 @@ class PostgresStore(GroupCommit):
         self._connection.execute("RELEASE SAVEPOINT operation")
         return future, value, None
 
-    def _end(self) -> None:
-        """Commit. Every transaction changes a row, so that a durable commit also takes earlier ones to the disk."""
+    def _end(self, durable: bool) -> None:
+        """Commit. Every transaction changes a row, so that a durable commit also takes earlier ones to the disk.
+
+        One with events is durable in any case: if the server lost it in a crash, gateways would have followed events,
+        and told callers of ends, that another gateway's events then replace.
+        """
         self._mark += 1
         head = f"id = {self._journal.id:d}, hash = '\\x{self._journal.hash.hex()}'"
         mark = f"('{self._name}', {self._mark:d}, now())"
-        statements = [f"UPDATE journal_head SET {head}"] if self._journal.moved else []  # noqa: S608
+        if self._journal.moved:
+            statements = [f"UPDATE journal_head SET {head}"]  # noqa: S608
+        else:
+            statements = [] if durable else ["SET LOCAL synchronous_commit = off"]
         statements.append(f"INSERT INTO commit_marks VALUES {mark} {_NEWER_MARK}")  # noqa: S608
         self._connection.execute("; ".join([*statements, "COMMIT"]))
 
@@ -349,8 +355,8 @@ class PostgresStore(GroupCommit):
             row = connection.execute("SELECT beginning FROM journal_head").fetchone()
             if row is None or row[0] != beginning:
                 raise StoreError(
-                    f"the journal in {shown_url(self.url)} is sealed with another key: copy {KEY_FILE} from the home "
-                    "of a gateway that uses this store"
+                    f"the journal in {shown_url(self.url)} is sealed with another key: copy the files token, "
+                    f"{KEY_FILE} and secrets.key from the home of a gateway that uses this store"
                 )
 
     def _newer(self, how: str) -> StoreError:

@@ -109,13 +109,14 @@ class PostgresTx:
             raise translated(error) from error
         return _FetchedRows(cursor) if cursor.description is not None else _NO_ROWS
 
-    def executemany(self, sql: str, rows: Iterable[Sequence[Any]]) -> None:
+    def executemany(self, sql: str, rows: Iterable[Sequence[Any]]) -> int:
         cursor = self._cursor = psycopg.RawCursor(self._connection)
         values = [[_plain(value) for value in row] for row in rows]
         try:
             cursor.executemany(translated_sql(sql), values)
         except psycopg.Error as error:
             raise translated(error) from error
+        return self.changes()
 
     def changes(self) -> int:
         return 0 if self._cursor is None else max(0, self._cursor.rowcount)

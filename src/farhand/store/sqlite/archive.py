@@ -24,7 +24,6 @@ import msgspec
 from farhand.machine.files.private_files import open_private
 from farhand.store.journal.seal import HEAD_FILE
 from farhand.store.ports import StoreError
-from farhand.store.sqlite.intent_log import INTENT_LOGS
 from farhand.store.sqlite.snapshots import (
     BACKUPS_FOLDER,
     DAMAGED_FOLDER,
@@ -48,7 +47,7 @@ LEFT_OUT = frozenset(
     | {"skill-files"}  # copies of what is in skills
     | {"undo", "changes"}  # of changes that this machine made to its files
 )
-BESIDE_STORES = ("-wal", "-shm", "-journal", *INTENT_LOGS)
+BESIDE_STORES = ("-wal", "-shm", "-journal")
 _SQLITE = b"SQLite format 3\0"
 
 
@@ -162,7 +161,7 @@ def _single(file: Path, staged: Path, now: int) -> ArchiveManifest:
 
 def _swap(staged: Path, home: Path, manifest: ArchiveManifest) -> None:
     """Move each staged file to its place, the store last."""
-    aside = set_aside(home, REPLACED_FOLDER, *INTENT_LOGS)
+    aside = set_aside(home, REPLACED_FOLDER)
     for name in sorted(manifest.files, key=lambda name: name == STORE_FILE):
         target = home / name
         if name == REVOKED_FILE and target.exists():

@@ -194,13 +194,13 @@ def _damage(path: Path, *, has_copies: bool) -> str | None:
     return damage_in(path, START_CHECK_SECONDS)
 
 
-def set_aside(home: Path, name: str, *also: str) -> Path:
-    """Move the files of the store, also those with the suffixes `also`, to a new folder in `<home>/<name>`."""
+def set_aside(home: Path, name: str) -> Path:
+    """Move the files of the store to a new folder in `<home>/<name>`."""
     folder = home / name / time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     while folder.exists():
         folder = folder.with_name(f"{folder.name}-again")
     folder.mkdir(mode=0o700, parents=True)
-    for suffix in ("", "-wal", "-shm", "-journal", *also):
+    for suffix in ("", "-wal", "-shm", "-journal"):
         part = home / f"{STORE_FILE}{suffix}"
         if part.exists():
             part.replace(folder / part.name)

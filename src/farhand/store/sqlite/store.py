@@ -7,7 +7,9 @@ The commit is the promise: `synchronous` is FULL for a group with a durable oper
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,10 +20,9 @@ import apsw
 
 from farhand.machine.files.private_files import create_private
 from farhand.store.group_commit import AnyFuture, GroupCommit, Result, Write
-from farhand.store.history.seal_coverage import check_head, seal_old_rows
+from farhand.store.history.seal_coverage import check_head
 from farhand.store.journal.seal import HEAD_FILE, SealedJournal, load_key
 from farhand.store.ports import EngineError, IntegrityError, Operation, Rows, Seals, StoreError, Tx
-from farhand.store.sqlite.intent_log import INTENT_LOGS, store_intents
 from farhand.store.sqlite.migrations import MIGRATIONS, SEALED
 
 log = logging.getLogger(__name__)
@@ -32,6 +33,8 @@ T = TypeVar("T")
 SAFE_SQLITE: Final = (3, 51, 3)
 # The write-ahead log is copied into the database when it has more pages.
 CHECKPOINT_PAGES: Final = 4000
+# The most rows that one statement takes.
+MOST_ROWS: Final = 32
 # Commits that are not durable reach the disk after this time at the latest.
 SYNC_SECONDS: Final = 0.2
 
@@ -67,11 +70,27 @@ class SqliteTx:
         except apsw.Error as error:
             raise translated(error) from error
 
-    def executemany(self, sql: str, rows: Iterable[Sequence[Any]]) -> None:
+    def executemany(self, sql: str, rows: Iterable[Sequence[Any]]) -> int:
+        before = self._connection.total_changes()
         try:
-            self._executemany(sql, rows)
+            if _ONE_ROW.search(sql) is None:
+                self._executemany(sql, rows)
+            else:
+                self._execute_sets(sql, list(rows))
         except apsw.Error as error:
             raise translated(error) from error
+        return self._connection.total_changes() - before
+
+    def _execute_sets(self, sql: str, rows: list[Sequence[Any]]) -> None:
+        """Run a statement with VALUES for many rows at once: each run gives the interpreter lock away and has to wait
+        for it again. There is a statement for each power of two, so that few are compiled.
+        """
+        start = 0
+        while start < len(rows):
+            count = min(MOST_ROWS, 1 << (len(rows) - start).bit_length() - 1)
+            part = rows[start : start + count]
+            self._execute(_for_rows(sql, count), [value for row in part for value in row])
+            start += count
 
     def used_bytes(self) -> int:
         names = ("page_count", "freelist_count", "page_size")
@@ -83,6 +102,16 @@ class SqliteTx:
         if self._journal is None:
             raise StoreError("a query cannot append to the journal; use `write`")
         return self._journal
+
+
+# The values of one row.
+_ONE_ROW: Final = re.compile(r"VALUES (\(\?(?:, \?)*\))")
+
+
+@functools.lru_cache(maxsize=256)
+def _for_rows(sql: str, count: int) -> str:
+    """Return a statement for one row as one for `count` rows."""
+    return _ONE_ROW.sub(lambda found: "VALUES " + ", ".join([found[1]] * count), sql)
 
 
 def damage_in(path: Path, seconds: float | None = None) -> str | None:
@@ -154,7 +183,6 @@ class SqliteStore(GroupCommit):
             store = cls(path)
             fresh = store._migrate() or restored
             store._check_journal(fresh)
-            store._take_over_intents()
         except (apsw.Error, EngineError) as error:
             raise StoreError(f"cannot open the store {path}: {error}") from None
         except OSError as error:
@@ -302,16 +330,8 @@ class SqliteStore(GroupCommit):
         self.query(lambda tx: check_head(tx, home, now, fresh=fresh))
         self._journal.opened()
 
-    def _take_over_intents(self) -> None:
-        """Store the calls that a gateway of an earlier version had in its intent log when it was killed."""
-        logs = [path for suffix in INTENT_LOGS if (path := self.path.with_name(f"{self.path.name}{suffix}")).exists()]
-        if logs:
-            self.query(lambda tx: store_intents(tx, logs))
-            for path in logs:
-                path.unlink()
-
     def _migrate(self) -> bool:
-        """Bring the tables up to date; return whether the journal had no seals before. Raises StoreError."""
+        """Bring the tables up to date; return whether the store is new. Raises StoreError."""
         connection = self._connection
         connection.execute("BEGIN IMMEDIATE")
         done = int(connection.pragma("user_version") or 0)
@@ -321,16 +341,18 @@ class SqliteStore(GroupCommit):
                 f"{self.path} was written by a newer Farhand (its tables are at {done}, this one knows "
                 f"{len(MIGRATIONS)}); nothing was changed"
             )
+        if 0 < done <= MIGRATIONS.index(SEALED):
+            connection.execute("ROLLBACK")
+            raise StoreError(
+                f"{self.path} was written by a version before 0.2.0, whose journal has no seals; nothing was changed: "
+                "choose another home, or move the file away"
+            )
         for number, statements in enumerate(MIGRATIONS[done:], done + 1):
             connection.execute(statements)
             connection.execute(f"PRAGMA user_version = {number}")
-        sealed = MIGRATIONS.index(SEALED) + 1
-        if done < sealed:
-            seal_old_rows(self._tx, time.time_ns() // 1_000_000)
-            self._journal.write(self._tx)
         self._journal.load(self._tx)
         connection.execute("COMMIT")
-        return done < sealed
+        return done == 0
 
 
 def _connect(path: Path) -> apsw.Connection:

@@ -14,7 +14,7 @@ from farhand.protocol.calls import NULL
 from farhand.protocol.messages import ToolResponse
 from farhand.store.journal.events import append_event
 from farhand.store.journal.seal import packed
-from farhand.store.ports import Tx
+from farhand.store.ports import StoreError, Tx
 
 
 class CallState(StrEnum):
@@ -55,6 +55,11 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     # The credential on whose behalf `credential` acts, if any.
     on_behalf_of: str | None = None
 
+    @property
+    def asker(self) -> str:
+        """The credential that is behind the call."""
+        return self.on_behalf_of or self.credential
+
 
 _encode = msgspec.json.Encoder().encode
 
@@ -81,6 +86,13 @@ HOLD: Final = """
 FINISH: Final = """
     UPDATE calls SET state = ?, ended_at = ?, duration_ms = ?, result = ?, error_kind = ?, error_message = ?
     WHERE id = ? AND ended_at IS NULL"""
+# The same for many; an empty result stands for none, so that each column has one type.
+FINISH_ALL: Final = """
+    UPDATE calls SET
+        state = v.column2, ended_at = v.column3, duration_ms = v.column4,
+        result = CASE WHEN length(v.column5) = 0 THEN NULL ELSE v.column5 END,
+        error_kind = v.column6, error_message = v.column7
+    FROM (VALUES (?, ?, ?, ?, ?, ?, ?)) AS v WHERE calls.id = v.column1 AND calls.ended_at IS NULL"""
 ONE: Final = f"{_SELECT} WHERE id = ?"
 _COVERED: Final = f"SELECT {', '.join(_FIELDS)}, seq FROM calls"  # noqa: S608
 OPEN: Final = f"{_SELECT} WHERE ended_at IS NULL ORDER BY seq"
@@ -105,6 +117,7 @@ def begin_all(tx: Tx, records: Iterable[CallRecord]) -> None:
     """Store new calls, which may have ended already."""
     number: int = tx.execute(NEWEST).fetchall()[0][0]
     rows: list[tuple[Any, ...]] = []
+    append = tx.journal.append
     for record in records:
         number += 1
         values = _values(record)
@@ -115,7 +128,7 @@ def begin_all(tx: Tx, records: Iterable[CallRecord]) -> None:
             _append_end(tx, record, covered)
         else:
             kind = "call.waiting" if record.state is CallState.WAITING else "call.started"
-            append_event(tx, record.created_at, kind, record.id, _shown(record), covered)
+            append(record.created_at, kind, record.id, bytes(_shown(record)), covered)
     tx.executemany(INSERT, rows)
 
 
@@ -175,14 +188,7 @@ def since(tx: Tx, at: int, limit: int) -> list[str]:
 
 def finish(tx: Tx, record: CallRecord) -> bool:
     """Store the end of a running call; return False, without a change, if it has ended."""
-    values = (
-        str(record.state),
-        record.ended_at,
-        record.duration_ms,
-        None if record.result is None else bytes(record.result),
-        record.error_kind,
-        record.error_message,
-    )
+    values = _end_values(record)
     tx.execute(FINISH, (*values, record.id))
     if not tx.changes():
         return False
@@ -190,30 +196,40 @@ def finish(tx: Tx, record: CallRecord) -> bool:
     return True
 
 
+def finish_all(tx: Tx, records: Sequence[CallRecord]) -> None:
+    """Store the ends of running calls. Raises StoreError if one of several has ended before; `finish` ignores it."""
+    if len(records) == 1:
+        finish(tx, records[0])
+        return
+    ends = [_end_values(record) for record in records]
+    rows = [(record.id, *end[:3], end[3] or b"", *end[4:]) for record, end in zip(records, ends, strict=True)]
+    if tx.executemany(FINISH_ALL, rows) != len(rows):
+        raise StoreError("one of several calls has ended before")
+    for record, end in zip(records, ends, strict=True):
+        _append_end(tx, record, packed(end))
+
+
+def _end_values(record: CallRecord) -> tuple[Any, ...]:
+    return (
+        str(record.state),
+        record.ended_at,
+        record.duration_ms,
+        None if record.result is None else bytes(record.result),
+        record.error_kind,
+        record.error_message,
+    )
+
+
 def finish_unbegun(tx: Tx, record: CallRecord) -> bool:
     """Store the end of a call that may still wait; the end of one that never started covers its whole row."""
     found = find(tx, record.id)
     if found is None or found.state is not CallState.WAITING:
         return finish(tx, record)
-    result = None if record.result is None else bytes(record.result)
-    values = (str(record.state), record.ended_at, record.duration_ms, result, record.error_kind, record.error_message)
-    tx.execute(FINISH, (*values, record.id))
+    tx.execute(FINISH, (*_end_values(record), record.id))
     row = covered_row(tx, record.id)
     assert row is not None
     _append_end(tx, record, row.whole)
     return True
-
-
-def append_missing_events(tx: Tx, call_id: str, *, begun: bool, now: int) -> None:
-    """Append the missing events of a call that an earlier version stored without them."""
-    record = find(tx, call_id)
-    row = covered_row(tx, call_id)
-    assert record is not None and row is not None
-    if record.ended_at is not None:
-        _append_end(tx, record, row.ended if begun else row.whole)
-    elif not begun:
-        data = _shown(record)
-        append_event(tx, now, "call.started", record.id, data, row.begun)
 
 
 def append_kept(tx: Tx, call_id: str, now: int) -> None:
@@ -339,9 +355,11 @@ def search(
 
 def _append_end(tx: Tx, record: CallRecord, covered: bytes) -> None:
     shown = _shown(record, record.state)
-    error = {"kind": record.error_kind, "message": record.error_message}
-    data = shown if record.error_kind is None else {**msgspec.json.decode(shown), "error": error}
-    append_event(tx, record.ended_at or record.created_at, "call.ended", record.id, data, covered)
+    data = bytes(shown)
+    if record.error_kind is not None:
+        error = {"kind": record.error_kind, "message": record.error_message}
+        data = _encode({**msgspec.json.decode(shown), "error": error})
+    tx.journal.append(record.ended_at or record.created_at, "call.ended", record.id, data, covered)
 
 
 def _shown(record: CallRecord, state: CallState | None = None) -> msgspec.Raw:

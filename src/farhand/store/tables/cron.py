@@ -8,6 +8,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from farhand.store.ports import Tx
+from farhand.store.tables.rows import Table
 
 # -- types ------------------------------------------------------------------------------------------------
 
@@ -247,10 +248,7 @@ def _job(enabled: int, cursor: int, floor: int, next_at: int | None, job: bytes)
 
 # -- slots ------------------------------------------------------------------------------------------------
 
-COLUMNS: Final = ", ".join(Slot.__struct_fields__)
-ADD_SLOT: Final = f"""INSERT INTO cron_slots ({COLUMNS})
-    VALUES ({", ".join("?" * len(Slot.__struct_fields__))}) ON CONFLICT DO NOTHING"""  # noqa: S608
-OPEN: Final = f"SELECT {COLUMNS} FROM cron_slots WHERE status IN ('waiting', 'running') ORDER BY slot, job"  # noqa: S608
+_SLOTS: Final = Table("cron_slots", Slot)
 TAKE: Final = """
     UPDATE cron_slots SET status = 'running', holder = ?, started_at = ?, late = ?, attempts = 1, beat = 0
     WHERE job = ? AND slot = ? AND status = 'waiting'"""
@@ -263,19 +261,13 @@ END: Final = """
     AND (status IN ('waiting', 'running') OR (status = 'unknown' AND ?1 != 'unknown'))"""
 ATTEMPT: Final = "UPDATE cron_slots SET attempts = ?, error = ? WHERE job = ? AND slot = ? AND holder = ?"
 BEAT: Final = "UPDATE cron_slots SET beat = beat + 1 WHERE holder = ? AND status = 'running'"
-RUNS: Final = f"""SELECT {COLUMNS} FROM cron_slots
-    WHERE ended_at IS NOT NULL AND (cast(?1 AS TEXT) IS NULL OR job = ?1)
-        AND (cast(?1 AS TEXT) IS NOT NULL OR job NOT IN (SELECT id FROM cron_jobs WHERE hidden = 1))
-    ORDER BY ended_at DESC, slot DESC LIMIT ?2 OFFSET ?3"""  # noqa: S608
-COUNT_RUNS: Final = """
-    SELECT count(*) FROM cron_slots
+# Of a job, or of all that are not hidden.
+RUNS: Final = """
     WHERE ended_at IS NOT NULL AND (cast(?1 AS TEXT) IS NULL OR job = ?1)
         AND (cast(?1 AS TEXT) IS NOT NULL OR job NOT IN (SELECT id FROM cron_jobs WHERE hidden = 1))"""
-LATEST: Final = f"""SELECT {COLUMNS} FROM cron_slots
-    WHERE job = ? AND ended_at IS NOT NULL ORDER BY ended_at DESC, slot DESC LIMIT ?"""  # noqa: S608
-LATEST_RUN: Final = f"""SELECT {COLUMNS} FROM cron_slots
-    WHERE job = ? AND status IN ('ok', 'error', 'timeout', 'unknown') AND slot != ?
-    ORDER BY started_at DESC LIMIT 1"""  # noqa: S608
+NEWEST: Final = "ORDER BY ended_at DESC, slot DESC"
+LATEST_RUN: Final = """job = ? AND status IN ('ok', 'error', 'timeout', 'unknown') AND slot != ?
+    ORDER BY started_at DESC LIMIT 1"""
 UNRUN_AFTER: Final = """
     DELETE FROM cron_slots WHERE job = ? AND slot > ? AND status IN ('missed', 'skipped', 'waiting')
     AND cause = 'schedule'"""
@@ -295,18 +287,17 @@ FORGET_ORPHANS: Final = """
 
 def add_slot(tx: Tx, slot: Slot) -> bool:
     """Add a slot; return False if it has a row already, so that it must not run again."""
-    tx.execute(ADD_SLOT, msgspec.structs.astuple(slot))
+    _SLOTS.add(tx, slot, "ON CONFLICT DO NOTHING")
     return tx.changes() > 0
 
 
 def find_slot(tx: Tx, job_id: str, slot: int) -> Slot | None:
-    found = tx.execute(f"SELECT {COLUMNS} FROM cron_slots WHERE job = ? AND slot = ?", (job_id, slot))  # noqa: S608
-    return next((_slot(row) for row in found), None)
+    return _SLOTS.find(tx, "job = ? AND slot = ?", job_id, slot)
 
 
 def open_slots(tx: Tx) -> list[Slot]:
     """Return the slots that wait or run, oldest first."""
-    return [_slot(row) for row in tx.execute(OPEN)]
+    return _SLOTS.all(tx, "WHERE status IN ('waiting', 'running') ORDER BY slot, job")
 
 
 def take_slot(tx: Tx, job_id: str, slot: int, holder: str, now: int, late: bool) -> bool:
@@ -346,21 +337,21 @@ def beat(tx: Tx, holder: str) -> None:
 
 def list_runs(tx: Tx, job_id: str | None, limit: int, offset: int) -> list[Slot]:
     """Return slots that have ended, newest first."""
-    return [_slot(row) for row in tx.execute(RUNS, (job_id, limit, offset))]
+    return _SLOTS.all(tx, f"{RUNS} {NEWEST} LIMIT ?2 OFFSET ?3", job_id, limit, offset)
 
 
 def count_runs(tx: Tx, job_id: str | None) -> int:
-    row: Any = tx.execute(COUNT_RUNS, (job_id,)).fetchall()[0]
+    row: Any = tx.execute(f"SELECT count(*) FROM cron_slots {RUNS}", (job_id,)).fetchone()  # noqa: S608
     return int(row[0])
 
 
 def latest_slots(tx: Tx, job_id: str, limit: int) -> list[Slot]:
-    return [_slot(row) for row in tx.execute(LATEST, (job_id, limit))]
+    return _SLOTS.all(tx, f"WHERE job = ? AND ended_at IS NOT NULL {NEWEST} LIMIT ?", job_id, limit)
 
 
 def latest_run(tx: Tx, job_id: str, *, other_than: int = -1) -> Slot | None:
     """Return the last slot that ran, with any outcome."""
-    return next((_slot(row) for row in tx.execute(LATEST_RUN, (job_id, other_than))), None)
+    return _SLOTS.find(tx, LATEST_RUN, job_id, other_than)
 
 
 def forget_unrun(tx: Tx, job_id: str, after: int) -> int:
@@ -382,10 +373,3 @@ def forget_orphans(tx: Tx, before: int, most: int) -> int:
     """Delete runs of removed jobs that ended before a time; `prune_history` limits those of other jobs."""
     tx.execute(FORGET_ORPHANS, (before, most))
     return tx.changes()
-
-
-def _slot(row: Any) -> Slot:
-    values = dict(zip(Slot.__struct_fields__, row, strict=True))
-    values["status"] = SlotStatus(values["status"])
-    values["late"] = bool(values["late"])
-    return Slot(**values)

@@ -162,7 +162,7 @@ def claim_lease(tx: Tx, name: str, replica: str) -> bool:
 
 
 def open_among(tx: Tx, call_ids: Sequence[str]) -> set[str]:
-    """Return those of some calls that are open, whoever owns them."""
+    """Return which of these calls are open, on any gateway."""
     if not call_ids:
         return set()
     marks = ", ".join("?" * len(call_ids))
@@ -187,11 +187,22 @@ def links(tx: Tx) -> list[NodeLink]:
     return [NodeLink(*row) for row in tx.execute(LINKS)]
 
 
+def present_socket(tx: Tx, node: str) -> str | None:
+    """Return the node's present connection; None if it has none."""
+    rows: list[Any] = tx.execute(SOCKET, (node,)).fetchall()
+    return str(rows[0][0]) if rows else None
+
+
 def check_link(tx: Tx, node: str, socket: str) -> None:
     """Raise LinkMoved unless this is the node's present connection."""
-    rows: list[Any] = tx.execute(SOCKET, (node,)).fetchall()
-    if not rows or rows[0][0] != socket:
+    if present_socket(tx, node) != socket:
         raise LinkMoved(f"node {node!r} is not connected there any more; the call did not run")
+
+
+def open_on_link(tx: Tx, call_ids: Sequence[str], node: str, socket: str) -> set[str]:
+    """Return those of some calls that are open and may be sent to this connection. Raises LinkMoved."""
+    check_link(tx, node, socket)
+    return open_among(tx, call_ids)
 
 
 def begin_fenced(tx: Tx, records: Sequence[CallRecord], sockets: Iterable[str | None]) -> None:

@@ -8,6 +8,7 @@ import msgspec
 
 from farhand.store.journal.events import append_event
 from farhand.store.ports import Tx
+from farhand.store.tables.rows import Table
 
 
 class HookPost(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,7 +25,7 @@ class HookPost(msgspec.Struct, frozen=True, kw_only=True):
     ended_at: int | None = None
 
 
-_COLUMNS: Final = HookPost.__struct_fields__
+_POSTS: Final = Table("hook_posts", HookPost)
 
 
 def save_hook(tx: Tx, hook_id: str, settings: bytes, made_by: str, now: int) -> None:
@@ -65,10 +66,7 @@ def add_post(tx: Tx, post: HookPost) -> HookPost | None:
 
 def open_posts(tx: Tx) -> list[HookPost]:
     """Return the posts that no session has received, in the order of their arrival."""
-    rows = tx.execute(
-        f"SELECT {', '.join(_COLUMNS)} FROM hook_posts WHERE ended_at IS NULL ORDER BY seq"  # noqa: S608
-    )
-    return [HookPost(**dict(zip(_COLUMNS, row, strict=True))) for row in rows]
+    return _POSTS.all(tx, "WHERE ended_at IS NULL ORDER BY seq")
 
 
 def end_post(tx: Tx, seq: int, now: int, *, run_id: str | None, error: str | None = None) -> None:

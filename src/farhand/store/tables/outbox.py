@@ -9,6 +9,7 @@ import msgspec
 
 from farhand.store.journal.events import append_event
 from farhand.store.ports import Tx
+from farhand.store.tables.rows import Table
 
 
 class MessageState(StrEnum):
@@ -32,7 +33,7 @@ class Place(msgspec.Struct, frozen=True):
     peer_kind: str = "dm"
 
     @property
-    def lane(self) -> tuple[str, str, str]:
+    def queue(self) -> tuple[str, str, str]:
         """Return the key of the peer's queue; messages with the same key are delivered in order."""
         return self.channel, self.account, self.peer
 
@@ -93,17 +94,9 @@ class AwaitedReply(msgspec.Struct, frozen=True, kw_only=True):
         return Place(self.channel, self.account, self.peer, self.peer_kind)
 
 
-_OUTBOX: Final = OutboxRecord.__struct_fields__
-_AWAITED: Final = AwaitedReply.__struct_fields__
-_SELECT: Final = f"SELECT {', '.join(_OUTBOX)} FROM outbox"  # noqa: S608
-ADD: Final = f"""
-    INSERT INTO outbox ({", ".join(_OUTBOX[1:])}) VALUES ({", ".join("?" * (len(_OUTBOX) - 1))})
-    ON CONFLICT DO NOTHING RETURNING seq"""  # noqa: S608
-SAME: Final = f"{_SELECT} WHERE channel = ? AND account = ? AND peer = ? AND id = ?"
-OPEN: Final = f"{_SELECT} WHERE ended_at IS NULL ORDER BY seq"
-BY_ID: Final = f"{_SELECT} WHERE id = ? ORDER BY seq"
-FIRST_OF_LANE: Final = f"""{_SELECT}
-    WHERE channel = ? AND account = ? AND peer = ? AND ended_at IS NULL ORDER BY seq LIMIT 1"""
+_OUTBOX: Final = Table("outbox", OutboxRecord, numbered=True, separator=None)
+_AWAITED: Final = Table("awaited_replies", AwaitedReply)
+ADD: Final = f"{_OUTBOX.insert} ON CONFLICT DO NOTHING RETURNING seq"
 CLAIM: Final = """
     UPDATE outbox SET state = 'sending', holder = ?, beat = 0, attempts = attempts + 1
     WHERE seq = ? AND state = 'waiting'"""
@@ -128,25 +121,27 @@ FORGET_ANSWERED: Final = """
 
 def add_message(tx: Tx, record: OutboxRecord) -> tuple[OutboxRecord, bool]:
     """Store a message; return it and whether it is new: the same id to the same peer is the same message."""
-    rows = tx.execute(ADD, [_value(getattr(record, name)) for name in _OUTBOX[1:]]).fetchall()
+    rows = tx.execute(ADD, _OUTBOX.values(record)).fetchall()
     if rows:
         ((seq,),) = rows
         kept = msgspec.structs.replace(record, seq=int(seq))
         _tell(tx, record.created_at, "message.queued", kept)
         return kept, True
-    found = tx.execute(SAME, (record.channel, record.account, record.peer, record.id)).fetchall()
-    return _record(found[0]), False
+    same = "channel = ? AND account = ? AND peer = ? AND id = ?"
+    found = _OUTBOX.find(tx, same, record.channel, record.account, record.peer, record.id)
+    assert found is not None
+    return found, False
 
 
-def claim_next(tx: Tx, lane: tuple[str, str, str], holder: str, now: int) -> tuple[OutboxRecord | None, bool]:
-    """Return the first open message of a lane, and whether the caller claimed it; only one gateway can.
+def claim_next(tx: Tx, queue: tuple[str, str, str], holder: str, now: int) -> tuple[OutboxRecord | None, bool]:
+    """Return the first open message of a queue, and whether the caller claimed it; only one gateway can.
 
     While it is not due, or another gateway sends it, the messages behind it wait.
     """
-    rows = tx.execute(FIRST_OF_LANE, lane).fetchall()
-    if not rows:
+    first = "channel = ? AND account = ? AND peer = ? AND ended_at IS NULL ORDER BY seq LIMIT 1"
+    record = _OUTBOX.find(tx, first, *queue)
+    if record is None:
         return None, False
-    record = _record(rows[0])
     if record.state is not MessageState.WAITING or record.next_at > now:
         return record, False
     tx.execute(CLAIM, (holder, record.seq))
@@ -219,15 +214,15 @@ def reopen_message(tx: Tx, seq: int, now: int) -> bool:
 
 def open_messages(tx: Tx) -> list[OutboxRecord]:
     """Return the open messages in the order of acceptance."""
-    return [_record(row) for row in tx.execute(OPEN)]
+    return _OUTBOX.all(tx, "WHERE ended_at IS NULL ORDER BY seq")
 
 
 def find_messages(tx: Tx, message_id: str) -> list[OutboxRecord]:
-    return [_record(row) for row in tx.execute(BY_ID, (message_id,))]
+    return _OUTBOX.all(tx, "WHERE id = ? ORDER BY seq", message_id)
 
 
 def find_message(tx: Tx, seq: int) -> OutboxRecord | None:
-    return next((_record(row) for row in tx.execute(f"{_SELECT} WHERE seq = ?", (seq,))), None)
+    return _OUTBOX.find(tx, "seq = ?", seq)
 
 
 def list_messages(
@@ -242,8 +237,7 @@ def list_messages(
     wanted = {"channel": channel, "peer": peer, "state": state}
     given = {name: value for name, value in wanted.items() if value is not None}
     where = " AND ".join(f"{name} = ?" for name in given) or "1 = 1"
-    rows = tx.execute(f"{_SELECT} WHERE {where} ORDER BY seq DESC LIMIT ?", (*given.values(), limit))
-    return [_record(row) for row in rows]
+    return _OUTBOX.all(tx, f"WHERE {where} ORDER BY seq DESC LIMIT ?", *given.values(), limit)
 
 
 def count_open(tx: Tx) -> dict[tuple[str, str], int]:
@@ -256,11 +250,7 @@ def count_open(tx: Tx) -> dict[tuple[str, str], int]:
 
 
 def await_reply(tx: Tx, awaited: AwaitedReply) -> None:
-    tx.execute(
-        f"INSERT INTO awaited_replies ({', '.join(_AWAITED)}) VALUES ({', '.join('?' * len(_AWAITED))}) "  # noqa: S608
-        f"ON CONFLICT (run_id) DO UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in _AWAITED[1:])}",
-        [getattr(awaited, name) for name in _AWAITED],
-    )
+    _AWAITED.add(tx, awaited, _AWAITED.replace("run_id"))
 
 
 def end_awaited(tx: Tx, run_id: str, now: int) -> None:
@@ -272,18 +262,11 @@ def forget_awaited(tx: Tx, run_id: str) -> None:
 
 
 def find_awaited(tx: Tx, run_id: str) -> AwaitedReply | None:
-    rows = tx.execute(
-        f"SELECT {', '.join(_AWAITED)} FROM awaited_replies WHERE run_id = ?",  # noqa: S608
-        (run_id,),
-    ).fetchall()
-    return _awaited(rows[0]) if rows else None
+    return _AWAITED.find(tx, "run_id = ?", run_id)
 
 
 def open_awaited(tx: Tx) -> list[AwaitedReply]:
-    rows = tx.execute(
-        f"SELECT {', '.join(_AWAITED)} FROM awaited_replies WHERE ended_at IS NULL ORDER BY created_at"  # noqa: S608
-    )
-    return [_awaited(row) for row in rows]
+    return _AWAITED.all(tx, "WHERE ended_at IS NULL ORDER BY created_at")
 
 
 def note_active(tx: Tx, agent_id: str, place: Place, now: int) -> None:
@@ -308,21 +291,3 @@ def _tell(tx: Tx, now: int, kind: str, record: OutboxRecord) -> None:
     if record.error is not None:
         data["error"] = record.error
     append_event(tx, now, kind, record.id, data)
-
-
-def _value(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return msgspec.json.encode(value)
-    return str(value) if isinstance(value, StrEnum) else value
-
-
-def _record(row: tuple[Any, ...]) -> OutboxRecord:
-    values = dict(zip(_OUTBOX, row, strict=True))
-    values["state"] = MessageState(values["state"])
-    for name in ("parts", "media"):
-        values[name] = msgspec.json.decode(values[name], type=tuple[str, ...])
-    return OutboxRecord(**values)
-
-
-def _awaited(row: tuple[Any, ...]) -> AwaitedReply:
-    return AwaitedReply(**dict(zip(_AWAITED, row, strict=True)))

@@ -12,6 +12,7 @@ import msgspec
 from blake3 import blake3
 
 from farhand.store.ports import Tx
+from farhand.store.tables.rows import Table
 
 DIGEST_BYTES: Final = 16
 
@@ -47,8 +48,8 @@ class ModelExchange(msgspec.Struct, frozen=True):
     reply: msgspec.Raw | None
 
 
-_ATTEMPT: Final = Attempt.__struct_fields__
-_ASKED: Final = ModelExchange.__struct_fields__
+_ATTEMPTS: Final = Table("run_attempts", Attempt)
+_ASKED: Final = Table("asked", ModelExchange)
 
 
 def digest(data: bytes) -> bytes:
@@ -98,20 +99,8 @@ def add_asked(tx: Tx, asked: ModelExchange) -> None:
 
 
 def attempts(tx: Tx, run_id: str) -> list[Attempt]:
-    rows: list[Any] = tx.execute(
-        f"SELECT {', '.join(_ATTEMPT)} FROM run_attempts WHERE run_id = ? ORDER BY attempt",  # noqa: S608
-        (run_id,),
-    ).fetchall()
-    return [Attempt(row[0], row[1], row[2], row[3], msgspec.Raw(row[4])) for row in rows]
+    return _ATTEMPTS.all(tx, "WHERE run_id = ? ORDER BY attempt", run_id)
 
 
 def asked(tx: Tx, run_id: str) -> list[ModelExchange]:
-    rows: list[Any] = tx.execute(
-        f"SELECT {', '.join(_ASKED)} FROM asked WHERE run_id = ? ORDER BY number",  # noqa: S608
-        (run_id,),
-    ).fetchall()
-    return [ModelExchange(**dict(zip(_ASKED, (*row[:8], _raw(row[8])), strict=True))) for row in rows]
-
-
-def _raw(data: bytes | None) -> msgspec.Raw | None:
-    return None if data is None else msgspec.Raw(data)
+    return _ASKED.all(tx, "WHERE run_id = ? ORDER BY number", run_id)

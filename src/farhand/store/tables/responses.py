@@ -7,12 +7,8 @@ from typing import Final
 import msgspec
 
 from farhand.store.ports import Tx
+from farhand.store.tables.rows import Table
 
-ADD: Final = """
-    INSERT INTO responses (id, run_id, credential, created_at, facts) VALUES (?, ?, ?, ?, ?)
-    ON CONFLICT (id) DO NOTHING"""
-ONE: Final = "SELECT id, run_id, credential, created_at, facts FROM responses WHERE id = ? AND credential = ?"
-REMOVE: Final = "DELETE FROM responses WHERE id = ?"
 FORGET: Final = """
     DELETE FROM responses WHERE id IN (SELECT id FROM responses WHERE created_at < ? ORDER BY created_at LIMIT ?)"""
 
@@ -27,17 +23,19 @@ class ResponseRecord(msgspec.Struct, frozen=True):
     facts: bytes
 
 
+_RESPONSES: Final = Table("responses", ResponseRecord)
+
+
 def add_response(tx: Tx, record: ResponseRecord) -> None:
-    tx.execute(ADD, msgspec.structs.astuple(record))
+    _RESPONSES.add(tx, record, "ON CONFLICT (id) DO NOTHING")
 
 
 def find_response(tx: Tx, response_id: str, credential: str) -> ResponseRecord | None:
-    rows = tx.execute(ONE, (response_id, credential)).fetchall()
-    return ResponseRecord(*rows[0]) if rows else None
+    return _RESPONSES.find(tx, "id = ? AND credential = ?", response_id, credential)
 
 
 def remove_response(tx: Tx, response_id: str) -> None:
-    tx.execute(REMOVE, (response_id,))
+    tx.execute("DELETE FROM responses WHERE id = ?", (response_id,))
 
 
 def forget(tx: Tx, before: int, limit: int) -> int:

@@ -15,6 +15,7 @@ import msgspec
 from farhand.store.journal.events import append_event
 from farhand.store.journal.seal import packed
 from farhand.store.ports import Tx
+from farhand.store.tables.rows import Table
 
 
 class RunState(StrEnum):
@@ -119,27 +120,11 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     asker: msgspec.Raw | None = None
 
 
-_SESSION: Final = SessionRecord.__struct_fields__
 MOST_HISTORY_BYTES: Final = 8 * 1024 * 1024
-_ENTRY: Final = Entry.__struct_fields__
-_RUN: Final = RunRecord.__struct_fields__
-ENTRY_COLUMNS: Final = _ENTRY
-
-
-def _select(columns: tuple[str, ...], table: str) -> str:
-    return f"SELECT {', '.join(columns)} FROM {table}"  # noqa: S608
-
-
-def _insert(columns: tuple[str, ...], table: str) -> str:
-    return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"  # noqa: S608
-
-
-ADD_SESSION: Final = f"{_insert(_SESSION, 'sessions')} ON CONFLICT (key) DO NOTHING"
-ADD_ENTRY: Final = f"{_insert(_ENTRY[1:], 'entries')} RETURNING seq"
-ADD_RUN: Final = _insert(_RUN, "runs")
-ONE_SESSION: Final = f"{_select(_SESSION, 'sessions')} WHERE key = ?"
-ONE_RUN: Final = f"{_select(_RUN, 'runs')} WHERE id = ?"
-OPEN_RUNS: Final = f"{_select(_RUN, 'runs')} WHERE ended_at IS NULL ORDER BY seq"
+_SESSIONS: Final = Table("sessions", SessionRecord)
+_ENTRIES: Final = Table("entries", Entry, numbered=True)
+_RUNS: Final = Table("runs", RunRecord)
+ENTRY_COLUMNS: Final = _ENTRIES.columns
 COUNTED: Final = """
     UPDATE sessions SET messages = messages + ?, prompt_tokens = prompt_tokens + ?,
         completion_tokens = completion_tokens + ?, cached_tokens = cached_tokens + ?, cost = cost + ?, updated_at = ?
@@ -154,16 +139,10 @@ OWN: Final = """EXISTS (SELECT 1 FROM runs WHERE credential = ? AND session_key 
 
 def add_session(tx: Tx, record: SessionRecord) -> SessionRecord:
     """Add a session unless its key exists; return the stored one."""
-    values = [_value(getattr(record, name)) for name in _SESSION]
-    tx.execute(ADD_SESSION, values)
+    _SESSIONS.add(tx, record, "ON CONFLICT (key) DO NOTHING")
     if tx.changes():
-        append_event(
-            tx,
-            record.created_at,
-            "session.created",
-            record.key,
-            {"agent": record.agent_id, "kind": record.kind},
-        )
+        data = {"agent": record.agent_id, "kind": record.kind}
+        append_event(tx, record.created_at, "session.created", record.key, data)
         return record
     found = find_session(tx, record.key)
     assert found is not None
@@ -171,8 +150,7 @@ def add_session(tx: Tx, record: SessionRecord) -> SessionRecord:
 
 
 def find_session(tx: Tx, key: str) -> SessionRecord | None:
-    rows = tx.execute(ONE_SESSION, (key,)).fetchall()
-    return _session(rows[0]) if rows else None
+    return _SESSIONS.find(tx, "key = ?", key)
 
 
 def list_sessions(
@@ -198,18 +176,16 @@ def list_sessions(
         where += f" AND {OWN}"
         values += [own_to, own_to]
     order = "created_at, key" if oldest_first else "updated_at DESC, key"
-    rows = tx.execute(
-        f"{_select(_SESSION, 'sessions')} WHERE {where} ORDER BY {order} LIMIT ? OFFSET ?", (*values, limit, offset)
-    ).fetchall()
+    found = _SESSIONS.all(tx, f"WHERE {where} ORDER BY {order} LIMIT ? OFFSET ?", *values, limit, offset)
     ((count,),) = tx.execute(f"SELECT count(*) FROM sessions WHERE {where}", values).fetchall()  # noqa: S608
-    return [_session(row) for row in rows], _number(count)
+    return found, int(count)
 
 
 def change_session(tx: Tx, key: str, **values: Any) -> None:
     columns = ", ".join(f"{name} = ?" for name in values)
     tx.execute(
         f"UPDATE sessions SET {columns} WHERE key = ?",  # noqa: S608
-        (*(_value(value) for value in values.values()), key),
+        (*map(_SESSIONS.stored, values.values()), key),
     )
 
 
@@ -252,14 +228,14 @@ def append_entry(tx: Tx, entry: Entry, *, context_tokens: int | None = None) -> 
 
 
 def _add_entry(tx: Tx, entry: Entry) -> int:
-    values = [_value(getattr(entry, name)) for name in _ENTRY[1:]]
-    ((seq,),) = tx.execute(ADD_ENTRY, values).fetchall()
+    values = _ENTRIES.values(entry)
+    ((seq,),) = tx.execute(f"{_ENTRIES.insert} RETURNING seq", values).fetchall()
     role = msgspec.json.decode(entry.message, type=_Role).role
     data = {"seq": seq, "role": role if entry.keeps_from is None else "summary"}
     if entry.run_id is not None:
         data["run"] = entry.run_id
     append_event(tx, entry.at, "message.added", entry.session_key, data, packed((seq, *values)))
-    return _number(seq)
+    return int(seq)
 
 
 def copy_entry(tx: Tx, entry: Entry, now: int) -> int:
@@ -301,12 +277,10 @@ def conversation(tx: Tx, key: str, session_id: str, last: int | None = None) -> 
     found: list[Entry] = []
     if summaries:
         seq, keeps_from = summaries[0]
-        found = [_entry(row) for row in tx.execute(f"{_select(_ENTRY, 'entries')} WHERE seq = ?", (seq,))]
+        found = _ENTRIES.all(tx, "WHERE seq = ?", seq)
         where += " AND seq >= ?"
         values += (keeps_from,)
-    return found + [
-        _entry(row) for row in tx.execute(f"{_select(_ENTRY, 'entries')} WHERE {where} ORDER BY seq", values)
-    ]
+    return found + _ENTRIES.all(tx, f"WHERE {where} ORDER BY seq", *values)
 
 
 def history(
@@ -332,10 +306,9 @@ def history(
         values.append(before)  # type: ignore[arg-type]
     found: list[Entry] = []
     size = 0
-    for row in tx.execute(
-        f"{_select(_ENTRY, 'entries')} WHERE {where} ORDER BY seq DESC LIMIT ? OFFSET ?", (*values, limit, offset)
-    ):
-        found.append(_entry(row))
+    query = f"{_ENTRIES.select} WHERE {where} ORDER BY seq DESC LIMIT ? OFFSET ?"
+    for row in tx.execute(query, (*values, limit, offset)):
+        found.append(_ENTRIES.read(row))
         size += len(bytes(found[-1].message))
         if size > most_bytes:
             break
@@ -344,13 +317,12 @@ def history(
 
 def newest_entries(tx: Tx, key: str, first: int) -> Iterator[Entry]:
     """Yield the entries of a session from a number on, newest first, of all conversations."""
-    query = f"{_select(_ENTRY, 'entries')} WHERE session_key = ? AND seq >= ? ORDER BY seq DESC"
-    return map(_entry, tx.execute(query, (key, first)))
+    query = f"{_ENTRIES.select} WHERE session_key = ? AND seq >= ? ORDER BY seq DESC"
+    return map(_ENTRIES.read, tx.execute(query, (key, first)))
 
 
 def find_entry(tx: Tx, seq: int) -> Entry | None:
-    rows = tx.execute(f"{_select(_ENTRY, 'entries')} WHERE seq = ?", (seq,)).fetchall()
-    return _entry(rows[0]) if rows else None
+    return _ENTRIES.find(tx, "seq = ?", seq)
 
 
 def entry_by(tx: Tx, key: str, event: int, at: int) -> Entry | None:
@@ -361,22 +333,18 @@ def entry_by(tx: Tx, key: str, event: int, at: int) -> Entry | None:
     ).fetchall()
     if rows:
         return find_entry(tx, msgspec.json.decode(rows[0][0])["seq"])
-    rows = tx.execute(  # entries older than the events that record them
-        f"{_select(_ENTRY, 'entries')} WHERE session_key = ? AND at <= ? ORDER BY seq DESC LIMIT 1", (key, at)
-    ).fetchall()
-    return _entry(rows[0]) if rows else None
+    # Entries older than the events that record them.
+    return _ENTRIES.find(tx, "session_key = ? AND at <= ? ORDER BY seq DESC LIMIT 1", key, at)
 
 
 def entries_after(tx: Tx, key: str, seq: int) -> list[Entry]:
     """Return all entries of a session after one, of any conversation."""
-    rows = tx.execute(f"{_select(_ENTRY, 'entries')} WHERE session_key = ? AND seq > ? ORDER BY seq", (key, seq))
-    return [_entry(row) for row in rows]
+    return _ENTRIES.all(tx, "WHERE session_key = ? AND seq > ? ORDER BY seq", key, seq)
 
 
 def entries_of_run(tx: Tx, key: str, run_id: str) -> list[Entry]:
     """Return the entries that a run added to a session's transcript, oldest first."""
-    query = f"{_select(_ENTRY, 'entries')} WHERE session_key = ? AND run_id = ? ORDER BY seq"
-    return [_entry(row) for row in tx.execute(query, (key, run_id))]
+    return _ENTRIES.all(tx, "WHERE session_key = ? AND run_id = ? ORDER BY seq", key, run_id)
 
 
 def transcript_bytes(tx: Tx, key: str, session_id: str, last: int) -> int:
@@ -385,16 +353,13 @@ def transcript_bytes(tx: Tx, key: str, session_id: str, last: int) -> int:
         "SELECT coalesce(sum(length(message)), 0) FROM entries WHERE session_key = ? AND session_id = ? AND seq <= ?",
         (key, session_id, last),
     ).fetchall()
-    return _number(size)
+    return int(size)
 
 
 def transcript(tx: Tx, key: str, session_id: str, last: int) -> list[Entry]:
     """Return all entries of a conversation up to one, summaries included; oldest first."""
-    rows = tx.execute(
-        f"{_select(_ENTRY, 'entries')} WHERE session_key = ? AND session_id = ? AND seq <= ? ORDER BY seq",
-        (key, session_id, last),
-    )
-    return [_entry(row) for row in rows]
+    wanted = "WHERE session_key = ? AND session_id = ? AND seq <= ? ORDER BY seq"
+    return _ENTRIES.all(tx, wanted, key, session_id, last)
 
 
 # -- runs ---------------------------------------------------------------------------------------------------
@@ -425,26 +390,22 @@ def first_credential(tx: Tx, key: str) -> str | None:
 
 
 def add_run(tx: Tx, run: RunRecord) -> None:
-    tx.execute(ADD_RUN, [_value(getattr(run, name)) for name in _RUN])
+    _RUNS.add(tx, run)
     append_event(tx, run.created_at, "run.queued", run.id, {"session": run.session_key, "origin": run.origin})
 
 
 def find_run(tx: Tx, run_id: str) -> RunRecord | None:
-    rows = tx.execute(ONE_RUN, (run_id,)).fetchall()
-    return _run(rows[0]) if rows else None
+    return _RUNS.find(tx, "id = ?", run_id)
 
 
 def open_runs(tx: Tx) -> list[RunRecord]:
     """Return the open runs in the order of their messages."""
-    return [_run(row) for row in tx.execute(OPEN_RUNS)]
+    return _RUNS.all(tx, "WHERE ended_at IS NULL ORDER BY seq")
 
 
 def list_runs(tx: Tx, key: str, limit: int) -> list[RunRecord]:
     """Return runs, newest first."""
-    rows = tx.execute(
-        f"{_select(_RUN, 'runs')} WHERE session_key = ? ORDER BY seq DESC LIMIT ?", (key, limit)
-    ).fetchall()
-    return [_run(row) for row in rows]
+    return _RUNS.all(tx, "WHERE session_key = ? ORDER BY seq DESC LIMIT ?", key, limit)
 
 
 def hands_over(tx: Tx, key: str) -> bool:
@@ -499,7 +460,7 @@ def end_run(tx: Tx, run: RunRecord) -> None:
             run.cached_tokens,
             run.cost,
             run.finish_reason,
-            _value(run.handed),
+            None if run.handed is None else bytes(run.handed),
             run.id,
         ),
     )
@@ -514,37 +475,3 @@ def end_run(tx: Tx, run: RunRecord) -> None:
     if run.error_kind is not None:
         data["error"] = {"kind": run.error_kind, "message": run.error_message}
     append_event(tx, run.ended_at or run.created_at, "run.ended", run.id, data)
-
-
-def _number(value: Any) -> int:
-    return int(value)
-
-
-def _value(value: Any) -> Any:
-    if isinstance(value, msgspec.Raw):
-        return bytes(value)
-    if isinstance(value, tuple):
-        return " ".join(value)
-    return str(value) if isinstance(value, StrEnum) else value
-
-
-def _session(row: tuple[Any, ...]) -> SessionRecord:
-    values = dict(zip(_SESSION, row, strict=True))
-    values["channel"] = None if values["channel"] is None else msgspec.Raw(values["channel"])
-    values["previous_ids"] = tuple(values["previous_ids"].split())
-    return SessionRecord(**values)
-
-
-def _entry(row: tuple[Any, ...]) -> Entry:
-    values = dict(zip(_ENTRY, row, strict=True))
-    values["message"] = msgspec.Raw(values["message"])
-    return Entry(**values)
-
-
-def _run(row: tuple[Any, ...]) -> RunRecord:
-    values = dict(zip(_RUN, row, strict=True))
-    values["state"] = RunState(values["state"])
-    values["scopes"] = tuple(values["scopes"].split())
-    for name in ("message", "options", "handed", "asker"):
-        values[name] = None if values[name] is None else msgspec.Raw(values[name])
-    return RunRecord(**values)

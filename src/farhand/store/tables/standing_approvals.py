@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from farhand.store.ports import Tx
+from farhand.store.tables.rows import Table
 
 
 class StandingApproval(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,26 +30,16 @@ class StandingApproval(msgspec.Struct, frozen=True, kw_only=True):
     created_at: int
 
 
-_FIELDS: Final = StandingApproval.__struct_fields__
-ADD: Final = f"INSERT INTO standing_approvals ({', '.join(_FIELDS)}) VALUES ({', '.join('?' * len(_FIELDS))})"  # noqa: S608
-ALL: Final = f"SELECT {', '.join(_FIELDS)} FROM standing_approvals ORDER BY created_at, id"  # noqa: S608
-REMOVE: Final = "DELETE FROM standing_approvals WHERE id = ?"
+_STANDING: Final = Table("standing_approvals", StandingApproval, separator="\n")
 
 
 def add_standing(tx: Tx, standing: StandingApproval) -> None:
-    values = msgspec.structs.asdict(standing)
-    values |= {"args": bytes(standing.args), "origins": "\n".join(standing.origins)}
-    tx.execute(ADD, tuple(values[name] for name in _FIELDS))
+    _STANDING.add(tx, standing)
 
 
 def all_standing(tx: Tx) -> list[StandingApproval]:
-    return [_standing(dict(zip(_FIELDS, row, strict=True))) for row in tx.execute(ALL)]
+    return _STANDING.all(tx, "ORDER BY created_at, id")
 
 
 def remove_standing(tx: Tx, standing_id: str) -> None:
-    tx.execute(REMOVE, (standing_id,))
-
-
-def _standing(values: dict[str, Any]) -> StandingApproval:
-    values |= {"args": msgspec.Raw(values["args"]), "origins": tuple(values["origins"].split("\n"))}
-    return StandingApproval(**values)
+    tx.execute("DELETE FROM standing_approvals WHERE id = ?", (standing_id,))

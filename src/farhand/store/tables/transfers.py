@@ -9,6 +9,7 @@ import msgspec
 
 from farhand.store.journal.events import append_event
 from farhand.store.ports import Tx
+from farhand.store.tables.rows import Table
 
 
 class TransferState(StrEnum):
@@ -38,20 +39,14 @@ class TransferRecord(msgspec.Struct, frozen=True, kw_only=True):
     ended_at: int | None = None
 
 
-_COLUMNS: Final = TransferRecord.__struct_fields__
-_SELECT: Final = f"SELECT {', '.join(_COLUMNS)} FROM transfers"  # noqa: S608
-
-INSERT: Final = f"INSERT INTO transfers ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"  # noqa: S608
+_TRANSFERS: Final = Table("transfers", TransferRecord)
 UPDATE: Final = """
     UPDATE transfers SET state = ?, files = ?, bytes_total = ?, bytes_done = ?, mime = ?,
     error_kind = ?, error_message = ?, ended_at = ? WHERE id = ? AND ended_at IS NULL"""
-ONE: Final = f"{_SELECT} WHERE id = ?"
-OPEN: Final = f"{_SELECT} WHERE ended_at IS NULL ORDER BY seq"
-NEWEST: Final = f"{_SELECT} ORDER BY seq DESC LIMIT ?"
 
 
 def begin_transfer(tx: Tx, record: TransferRecord) -> None:
-    tx.execute(INSERT, _values(record))
+    _TRANSFERS.add(tx, record)
     data = {"source": record.source, "destination": record.destination}
     append_event(tx, record.created_at, "transfer.started", record.id, data)
 
@@ -92,23 +87,12 @@ def save_transfer(tx: Tx, record: TransferRecord, now: int) -> bool:
 
 
 def find_transfer(tx: Tx, transfer_id: str) -> TransferRecord | None:
-    rows = tx.execute(ONE, (transfer_id,)).fetchall()
-    return _record(rows[0]) if rows else None
+    return _TRANSFERS.find(tx, "id = ?", transfer_id)
 
 
 def open_transfers(tx: Tx) -> list[TransferRecord]:
-    return [_record(row) for row in tx.execute(OPEN)]
+    return _TRANSFERS.all(tx, "WHERE ended_at IS NULL ORDER BY seq")
 
 
 def newest_transfers(tx: Tx, limit: int) -> list[TransferRecord]:
-    return [_record(row) for row in tx.execute(NEWEST, (limit,))]
-
-
-def _values(record: TransferRecord) -> tuple[Any, ...]:
-    return tuple(str(value) if isinstance(value, TransferState) else value for value in msgspec.structs.astuple(record))
-
-
-def _record(row: tuple[Any, ...]) -> TransferRecord:
-    values = dict(zip(_COLUMNS, row, strict=True))
-    values["state"] = TransferState(values["state"])
-    return TransferRecord(**values)
+    return _TRANSFERS.all(tx, "ORDER BY seq DESC LIMIT ?", limit)

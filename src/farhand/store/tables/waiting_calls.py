@@ -16,6 +16,7 @@ from farhand.store.ports import Tx
 from farhand.store.tables import calls
 from farhand.store.tables.calls import CallRecord, CallState
 from farhand.store.tables.fleet import check_link
+from farhand.store.tables.rows import Table
 
 Why = Literal["approval", "node"]
 
@@ -79,32 +80,18 @@ def trial_of(approval: Approval | None) -> str:
     return msgspec.json.decode(approval.request, type=_Request).bound.trial
 
 
-_WAITING: Final = WaitingRow.__struct_fields__
-_APPROVAL: Final = Approval.__struct_fields__
-_SELECT: Final = f"SELECT {', '.join(_APPROVAL)} FROM approvals"  # noqa: S608
-INSERT: Final = (
-    f"INSERT INTO parked ({', '.join(_WAITING)}) VALUES ({', '.join('?' * len(_WAITING))}) "  # noqa: S608
-    f"ON CONFLICT (call_id) DO UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in _WAITING[1:])}"
-)
+_WAITING: Final = Table("parked", WaitingRow)
+_APPROVALS: Final = Table("approvals", Approval)
 REMOVE: Final = "DELETE FROM parked WHERE call_id = ?"
-ALL_WAITING: Final = f"SELECT {', '.join(_WAITING)} FROM parked"  # noqa: S608
-ASK: Final = f"INSERT INTO approvals ({', '.join(_APPROVAL)}) VALUES ({', '.join('?' * len(_APPROVAL))})"  # noqa: S608
 DECIDE: Final = """
     UPDATE approvals SET state = ?, decided_by = ?, decided_at = ?, remark = ? WHERE id = ? AND state = 'pending'"""
-ONE: Final = f"{_SELECT} WHERE id = ? OR call_id = ?"
-LIST: Final = f"{_SELECT} ORDER BY asked_at DESC LIMIT ?"
-LIST_IN: Final = f"{_SELECT} WHERE state = ? ORDER BY asked_at DESC LIMIT ?"
-LIST_PENDING: Final = (
-    f"{_SELECT} WHERE state = 'pending' AND call_id IN (SELECT id FROM calls WHERE ended_at IS NULL)"  # noqa: S608
-    " ORDER BY asked_at DESC LIMIT ?"
-)
 ORIGIN_OF_RUN: Final = "SELECT origin FROM runs WHERE id = ?"
 
 
 def begin_waiting(tx: Tx, record: CallRecord, row: WaitingRow) -> None:
     """Store a waiting call."""
     calls.begin(tx, record)
-    _insert(tx, row)
+    _WAITING.add(tx, row, _WAITING.replace("call_id"))
 
 
 def start_waiting(
@@ -128,7 +115,7 @@ def start_waiting(
 def hold_waiting(tx: Tx, record: CallRecord, row: WaitingRow, now: int) -> None:
     """Store that a call waits for something else now."""
     calls.hold(tx, record)
-    _insert(tx, row)
+    _WAITING.add(tx, row, _WAITING.replace("call_id"))
     append_event(tx, now, "call.waiting", record.id, {"tool": record.tool, "why": row.why})
 
 
@@ -145,16 +132,16 @@ def finish_waiting(tx: Tx, record: CallRecord) -> bool:
 
 
 def all_waiting(tx: Tx) -> dict[str, WaitingRow]:
-    return {row[0]: _waiting(row) for row in tx.execute(ALL_WAITING)}
+    return {row.call_id: row for row in _WAITING.all(tx, "")}
 
 
 def find_waiting(tx: Tx, call_id: str) -> tuple[CallRecord, WaitingRow] | None:
     """Return a call that waits, and what it waits for."""
     record = calls.find(tx, call_id)
-    rows = tx.execute(f"{ALL_WAITING} WHERE call_id = ?", (call_id,)).fetchall()
-    if record is None or record.state is not CallState.WAITING or not rows:
+    row = _WAITING.find(tx, "call_id = ?", call_id)
+    if record is None or record.state is not CallState.WAITING or row is None:
         return None
-    return record, _waiting(rows[0])
+    return record, row
 
 
 def ask(tx: Tx, approval: Approval, who: dict[str, Any]) -> bool:
@@ -162,9 +149,7 @@ def ask(tx: Tx, approval: Approval, who: dict[str, Any]) -> bool:
     record = calls.find(tx, approval.call_id)
     if record is None or record.state is not CallState.WAITING or find_approval(tx, approval.call_id):
         return False
-    values = msgspec.structs.asdict(approval)
-    values |= {"request": bytes(approval.request), "state": str(approval.state)}
-    tx.execute(ASK, tuple(values[name] for name in _APPROVAL))
+    _APPROVALS.add(tx, approval)
     data = {"call_id": approval.call_id, "hash": approval.hash, "rule": approval.rule, **who}
     append_event(tx, approval.asked_at, "approval.asked", approval.id, data)
     return True
@@ -184,17 +169,16 @@ def decide(tx: Tx, approval: Approval, state: ApprovalState, *, by: str, now: in
 
 def find_approval(tx: Tx, name: str) -> Approval | None:
     """Return an approval by its id or that of its call."""
-    rows = tx.execute(ONE, (name, name)).fetchall()
-    return _approval(rows[0]) if rows else None
+    return _APPROVALS.find(tx, "id = ? OR call_id = ?", name, name)
 
 
 def list_approvals(tx: Tx, state: ApprovalState | None, limit: int) -> list[Approval]:
     """Return approvals, newest first. One whose call has ended, as in a restored store, is not pending."""
+    newest = "ORDER BY asked_at DESC LIMIT ?"
     if state is None:
-        return [_approval(row) for row in tx.execute(LIST, (limit,))]
-    if state is ApprovalState.PENDING:
-        return [_approval(row) for row in tx.execute(LIST_PENDING, (limit,))]
-    return [_approval(row) for row in tx.execute(LIST_IN, (str(state), limit))]
+        return _APPROVALS.all(tx, newest, limit)
+    still = "AND call_id IN (SELECT id FROM calls WHERE ended_at IS NULL)" if state is ApprovalState.PENDING else ""
+    return _APPROVALS.all(tx, f"WHERE state = ? {still} {newest}", str(state), limit)
 
 
 def origin_of(tx: Tx, record: CallRecord) -> str | None:
@@ -204,18 +188,3 @@ def origin_of(tx: Tx, record: CallRecord) -> str | None:
         return None
     rows: list[Any] = tx.execute(ORIGIN_OF_RUN, (key.split(":")[1],)).fetchall()
     return str(rows[0][0]) if rows else None
-
-
-def _insert(tx: Tx, row: WaitingRow) -> None:
-    values = {**msgspec.structs.asdict(row), "credential": bytes(row.credential)}
-    tx.execute(INSERT, tuple(values[name] for name in _WAITING))
-
-
-def _waiting(row: tuple[Any, ...]) -> WaitingRow:
-    values = dict(zip(_WAITING, row, strict=True))
-    return WaitingRow(**{**values, "credential": msgspec.Raw(values["credential"])})
-
-
-def _approval(row: tuple[Any, ...]) -> Approval:
-    values = dict(zip(_APPROVAL, row, strict=True))
-    return Approval(**{**values, "request": msgspec.Raw(values["request"]), "state": ApprovalState(values["state"])})

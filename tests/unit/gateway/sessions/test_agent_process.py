@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -14,14 +14,15 @@ from farhand.agent.events import Appended, Completed, Event, RunFailed, StepStar
 from farhand.agent.tool_outcome import Outcome
 from farhand.api.routes.agent.agent_process import AgentProcessRoutes
 from farhand.api.server.http import Problem, Request
+from farhand.api.server.http_exchange import HttpExchange
 from farhand.gateway.access.credentials import OWNER, Credential
+from farhand.gateway.access.principal import Principal
 from farhand.gateway.calls.catalog import Catalog
 from farhand.gateway.calls.gate import Gate
 from farhand.gateway.nodes.registry import NodeRegistry
 from farhand.gateway.sessions.agent_process import Direct, Turn
 from farhand.gateway.sessions.keys import process_key
 from farhand.llm.messages import Message, ToolUse, Usage
-from farhand.protocol.redaction import KnownSecrets
 from farhand.store.sqlite.store import SqliteStore
 from farhand.store.tables.chats import ChatKey
 
@@ -65,14 +66,10 @@ ANSWER: tuple[Event, ...] = (
 
 def request(text: str, **fields: Any) -> Request:
     body = {"session_id": "s", "user_id": "u", "input": [{"content": text}], **fields}
-    messages = iter([{"type": "http.request", "body": json.dumps(body).encode()}])
-
-    async def receive() -> Any:
-        message = next(messages, None)
-        return message or await asyncio.Event().wait()
-
     scope = {"method": "POST", "path": "/agent/process", "query_string": b"", "scheme": "http"}
-    return Request(scope, receive, {}, OWNER)
+    whole = Request(scope, HttpExchange(cast(Any, None), keep_alive=True), {}, Principal(OWNER))
+    whole.rewind(json.dumps(body).encode())
+    return whole
 
 
 def run(path: Path, agent: ScriptedAgent, test: Callable[[AgentProcessRoutes, Direct], Awaitable[None]]) -> None:
@@ -82,7 +79,7 @@ def run(path: Path, agent: ScriptedAgent, test: Callable[[AgentProcessRoutes, Di
         catalog = Catalog(registry)
         gate = Gate(database, registry, catalog)
         try:
-            direct = Direct(database, gate, catalog, [], agent, clock=registry.clock, secrets=KnownSecrets())
+            direct = Direct(database, gate, catalog, [], agent, clock=registry.clock)
             await test(AgentProcessRoutes(direct, asyncio.Event()), direct)
         finally:
             gate.close()

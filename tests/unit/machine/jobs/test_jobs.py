@@ -199,7 +199,7 @@ def test_a_timeout_ends_the_whole_tree_and_says_so(box: Box) -> None:
         assert job.exit.timed_out
         assert job.exit.signal == "SIGKILL"
         assert "bash" in {process.name for process in job.exit.ended}
-        assert tree.carrying(job.cookie) == []
+        assert tree.marked_with(job.cookie) == []
 
     box.run(scenario)
 
@@ -479,7 +479,7 @@ def test_a_start_that_is_cancelled_leaves_nothing_running(box: Box) -> None:
         await asyncio.sleep(0.2)
         for name in os.listdir(jobs.folder):
             if name.startswith("j"):
-                await until(lambda name=name: not tree.carrying(f"FARHAND_JOB={name}"), "the end of its tree")
+                await until(lambda name=name: not tree.marked_with(f"FARHAND_JOB={name}"), "the end of its tree")
 
     box.run(scenario)
 

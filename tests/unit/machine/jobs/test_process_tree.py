@@ -155,12 +155,12 @@ def test_a_tree_is_seen_whole_and_zombies_are_not_alive() -> None:
         while [process.name for process in tree.living(tree.descendants(shell.pid))] != ["sleep", "sleep"]:
             assert time.monotonic() < give_up
             time.sleep(0.01)
-        assert tree.strike(shell.pid, signal.SIGKILL)
+        assert tree.signal_tree(shell.pid, signal.SIGKILL)
         shell.wait(30)
         assert tree.descendants(shell.pid) == []
         assert tree.living([shell.pid]) == []
     finally:
-        tree.strike(shell.pid, signal.SIGKILL)
+        tree.signal_tree(shell.pid, signal.SIGKILL)
         shell.kill()
         shell.wait()
 
@@ -183,7 +183,7 @@ def test_a_stranger_is_not_signalled() -> None:
         time.sleep(0.1)
         assert ours.poll() is None
     finally:
-        tree.strike(stranger.pid, signal.SIGKILL)
+        tree.signal_tree(stranger.pid, signal.SIGKILL)
         for process in (ours, stranger):
             process.kill()
             process.wait()
@@ -201,11 +201,11 @@ def test_what_carries_a_cookie_is_ended_with_all_below_it() -> None:
             assert time.monotonic() < give_up
             time.sleep(0.01)
         below = tree.descendants(orphan.pid)
-        ended, survivors = tree.end_carrying(cookie)
+        ended, survivors = tree.end_marked(cookie)
         assert survivors == []
         assert {process.pid for process in ended} == {orphan.pid, *below}
     finally:
-        tree.strike(orphan.pid, signal.SIGKILL)
+        tree.signal_tree(orphan.pid, signal.SIGKILL)
         orphan.kill()
         orphan.wait()
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from farhand.machine.sandbox.launch import interpreter, interpreter_folder
-from farhand.machine.sandbox.lent import lent_sandbox
+from farhand.machine.sandbox.levels import ChosenSandbox, SandboxPlan
 from tests.integration.nodes.test_lent_folder_shell import LEVELS
 
 PYTHON = "/usr/bin/python3"
@@ -31,11 +31,11 @@ class Place:
         for path in (self.root, self.outside):
             path.mkdir()
         (self.outside / "secret").write_text("the secret\n")
-        _, sandbox, reason = lent_sandbox(level, [str(self.root)], self.root, network=False)
-        assert sandbox is not None, reason
+        sandbox = ChosenSandbox(SandboxPlan(workspace=str(self.root), level=level))
+        sandbox.check()
         for path in (self.root, self.outside):
             os.chown(path, uid, uid)
-        words = _with_python(sandbox.words(str(self.root)))
+        words = with_system_python(sandbox.words(str(self.root)))
         become = ["/usr/bin/setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"] if uid else []
         self._words = [*become, *words]
 
@@ -55,7 +55,7 @@ class Place:
         return output
 
 
-def _with_python(words: list[str]) -> list[str]:
+def with_system_python(words: list[str]) -> list[str]:
     """Use the system's Python: another user may not be able to run that of the tests, which are run by root."""
     found = [PYTHON if word == interpreter() else word for word in words]
     folder = interpreter_folder()
@@ -239,6 +239,21 @@ def test_no_rights_are_gained(place: Place) -> None:
     assert place.run("./suid /proc/self/status | grep -E '^Uid'")[1].split()[1:3] == [str(place.uid)] * 2
     place.refuses(f"LD_PRELOAD={place.root}/none.so LD_LIBRARY_PATH=. cat {place.outside}/secret")
     (place.root / "suid").unlink()
+
+
+@pytest.mark.parametrize("path", ["/usr/bin/env", "/etc/passwd", "/dev/null", "/usr"])
+def test_modes_owners_and_times_of_the_system_stay(place: Place, path: str) -> None:
+    """A program that has root's files only for reading could open them to everyone with `chmod`."""
+    before = os.stat(path)
+    for command in (
+        f"chmod 4777 {path}",
+        f"touch -d 2001-01-01 {path}",
+        f"chown 5 {path}",
+        f"setfattr -n user.a {path}",
+    ):
+        place.run(command)
+    after = os.stat(path)
+    assert (after.st_mode, after.st_uid, after.st_mtime_ns) == (before.st_mode, before.st_uid, before.st_mtime_ns)
 
 
 def test_a_link_that_changes_while_it_is_used_leads_nowhere(place: Place) -> None:

@@ -20,6 +20,7 @@ class _NoSandbox:
     """The command is not run here: the test writes what it would have written."""
 
     mounts = ()
+    disk = 0
 
     def __init__(self, workspace: str) -> None:
         self.workspace = workspace

@@ -14,7 +14,7 @@ import pytest
 from farhand.machine.files.files import Files
 from farhand.node.transfers.endpoint import Receiver, Sender
 from farhand.node.transfers.resume_notes import Notes
-from farhand.node.transfers.sender import Parcel
+from farhand.node.transfers.sender import OutgoingFiles
 from farhand.node.transfers.socket import FilesSocket
 from farhand.protocol.messages import TransferCredit, TransferOpen
 from farhand.protocol.version import TRANSFER_FRAME_BYTES
@@ -39,32 +39,32 @@ def end(kind: Any, folder: Path, role: Any) -> Any:
     return kind(opened, None, Files(folder), Notes(folder / "notes"), asyncio.to_thread, ThreadPoolExecutor())
 
 
-def ready(folder: Path, frames: int) -> tuple[Any, Parcel]:
+def ready(folder: Path, frames: int) -> tuple[Any, OutgoingFiles]:
     """A sender of a file of so many frames, and the file."""
     (folder / "file").write_bytes(bytes(frames * TRANSFER_FRAME_BYTES))
-    parcel = Parcel(Files(folder), "file", 1, folder / "kept")
-    parcel.begin(0)
-    return end(Sender, folder, "send"), parcel
+    outgoing = OutgoingFiles(Files(folder), "file", 1, folder / "kept")
+    outgoing.begin(0)
+    return end(Sender, folder, "send"), outgoing
 
 
 async def test_a_stop_between_looking_and_waiting_is_not_missed(tmp_path: Path) -> None:
-    sender, parcel = ready(tmp_path, 1)
+    sender, outgoing = ready(tmp_path, 1)
     near, far = socket.socketpair()
     with near, far:
         far.sendall(b"\x01")
         sender._allowed = moment = Moment()
         moment.sender = sender
         async with asyncio.timeout(60):
-            assert await asyncio.to_thread(sender._pour, parcel, FilesSocket(near))
-    parcel.close()
+            assert await asyncio.to_thread(sender._send_on_own_connection, outgoing, FilesSocket(near))
+    outgoing.close()
 
 
 async def test_without_credit_nothing_is_sent_and_with_it_all_is(tmp_path: Path) -> None:
-    sender, parcel = ready(tmp_path, 2)
+    sender, outgoing = ready(tmp_path, 2)
     near, far = socket.socketpair()
     with near, far:
         far.sendall(b"\x01")
-        pouring = asyncio.create_task(asyncio.to_thread(sender._pour, parcel, FilesSocket(near)))
+        pouring = asyncio.create_task(asyncio.to_thread(sender._send_on_own_connection, outgoing, FilesSocket(near)))
         receiver = FilesSocket(far)
         sender.credit(TransferCredit(1, 0, 2**40))
         came = 0
@@ -76,7 +76,7 @@ async def test_without_credit_nothing_is_sent_and_with_it_all_is(tmp_path: Path)
                 came += size
             sender.stop()
             assert await pouring
-    parcel.close()
+    outgoing.close()
 
 
 async def test_a_receiver_whose_disk_is_slow_stops_reading_and_fails_nothing(
@@ -89,7 +89,7 @@ async def test_a_receiver_whose_disk_is_slow_stops_reading_and_fails_nothing(
         sender = FilesSocket(near)
         for _ in range(10):
             sender.send(bytes(100))
-        taking = asyncio.create_task(asyncio.to_thread(receiver._take_in, FilesSocket(far)))
+        taking = asyncio.create_task(asyncio.to_thread(receiver._receive_on_own_connection, FilesSocket(far)))
         taken = 0
         async with asyncio.timeout(60):
             while taken < 10:
@@ -98,6 +98,6 @@ async def test_a_receiver_whose_disk_is_slow_stops_reading_and_fails_nothing(
                 taken += len(found)
                 await asyncio.sleep(0.01)
             receiver.stop()
-            sender.hang_up()
+            sender.shut_down()
             await taking
     assert receiver._failure is None

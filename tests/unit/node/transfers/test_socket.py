@@ -40,7 +40,7 @@ def test_frames_come_out_as_they_went_in(pair: tuple[FilesSocket, FilesSocket, s
         for frame in frames:
             sender.send(frame)
             sender.send(bytearray(FRAME_RESERVE) + frame)
-        sender.hang_up()
+        sender.shut_down()
 
     thread = threading.Thread(target=send)
     thread.start()

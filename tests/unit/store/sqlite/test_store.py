@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import struct
 import subprocess
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import apsw
-import msgspec
 import pytest
 
 from farhand.store.journal.events import append_event, events_after
 from farhand.store.ports import StoreError, Tx
 from farhand.store.sqlite.migrations import MIGRATIONS
 from farhand.store.sqlite.store import SAFE_SQLITE, SYNC_SECONDS, SqliteStore, sqlite_version
-from farhand.store.tables import calls
-from farhand.store.tables.calls import CallRecord, CallState
 
 
 def note(subject: str) -> Callable[[Tx], int]:
@@ -187,45 +182,3 @@ def test_events_of_another_process_are_kept_and_continued(tmp_path: Path) -> Non
         await store.close()
 
     asyncio.run(run())
-
-
-def intent_log(*halves: tuple[int, list[CallRecord]]) -> bytes:
-    """The file that versions before wrote; each record began in a block of its own."""
-    data = b""
-    for epoch, records in halves:
-        half = b""
-        for record in records:
-            intent = msgspec.json.encode(record)
-            half += struct.pack("<IIQ", len(intent), zlib.crc32(intent, epoch & 0xFFFFFFFF), epoch) + intent
-            half += bytes(-len(half) % 4096)
-        data += half + bytes((2 << 20) - len(half))
-    return data
-
-
-def test_calls_that_an_earlier_version_left_in_its_intent_log_are_stored_once(tmp_path: Path) -> None:
-    begun = [
-        CallRecord(id=f"call-{n}", tool="t", credential="owner", route="node", created_at=n, deadline_at=n + 9)
-        for n in range(4)
-    ]
-    ended = msgspec.structs.replace(begun[1], state=CallState.OK, ended_at=7, result=msgspec.Raw(b'"done"'))
-    failed = msgspec.structs.replace(begun[2], state=CallState.ERROR, ended_at=8, error_kind="failed")
-    store = SqliteStore.open(tmp_path / "x.db")
-    store.query(lambda tx: calls.begin(tx, begun[0]))
-    asyncio.run(store.close())
-    log = intent_log((9, begun[2:]), (8, begun[:2]))
-    (tmp_path / "x.db-promises").write_bytes(log[: len(log) - (2 << 20) + 4096 + 40])  # the last one is torn
-    (tmp_path / "x.db-tidings").write_bytes(intent_log((3, [ended, failed]), (0, [])))
-    for _ in range(2):
-        store = SqliteStore.open(tmp_path / "x.db")
-        found = {record.id: record for record in store.query(lambda tx: calls.search(tx, {}, limit=9))}
-        assert {name: record.state.value for name, record in found.items()} == {
-            "call-0": "running",
-            "call-1": "ok",
-            "call-2": "error",
-            "call-3": "running",
-        }
-        assert bytes(found["call-1"].result or b"") == b'"done"'
-        kinds = [event.kind for event in store.query(lambda tx: events_after(tx, 0, 99))]
-        assert kinds.count("call.started") == 3 and kinds.count("call.ended") == 2
-        asyncio.run(store.close())
-        assert not list(tmp_path.glob("*-promises")) + list(tmp_path.glob("*-tidings"))

@@ -1,4 +1,4 @@
-"""`POST /agent/process` of the HTTP guide, and its chats."""
+"""`POST /agent/process` and its chats. Names, codes and events are those of a published guide, which clients follow."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from farhand.agent.events import Completed, Event, RunFailed, StepStarted, StepText, Stopped, ToolCalled, ToolEnded
-from farhand.api.server.http import Problem, Reply, Request, json_reply, read_json
+from farhand.api.server.http import Problem, Reply, Request, invalid, json_reply, read_json, unknown
 from farhand.api.server.router import EVENTS, JSON, Query, decoder_of, route
 from farhand.api.server.streams import ClientWatch, until_gone
 from farhand.gateway.access.credentials import Credential, Scope
@@ -152,7 +152,7 @@ class AgentProcessRoutes:
     @route(
         "POST /agent/process",
         (Scope.TOOLS_READ, Scope.CHAT),
-        "Say something in a chat: the named tool answers, or the agent.",
+        "Send a message in a chat; the named tool or the agent answers.",
         body=ProcessRequest,
         body_raw=True,
         answer=ProcessAnswer,
@@ -211,7 +211,7 @@ class AgentProcessRoutes:
     @route(
         "GET /chats",
         Scope.READ,
-        "Chats of the direct door, those used last first.",
+        "Chats of `/agent/process`, most recently used first.",
         answer=list[Chat],
         query=CHAT_QUERY,
     )
@@ -219,11 +219,11 @@ class AgentProcessRoutes:
         filters = {name: value for name in CHAT_FILTERS if (value := request.query(name)) is not None}
         return json_reply(await self._direct.chats(filters, request.query_int("limit", 100, 1, MOST_CHATS)))
 
-    @route("GET /chats/{chat_id}", Scope.READ, "What was said in a chat.", answer=ChatHistory)
+    @route("GET /chats/{chat_id}", Scope.READ, "Messages of a chat.", answer=ChatHistory)
     async def chat(self, request: Request) -> Reply:
         messages = await self._direct.history(request.params["chat_id"])
         if messages is None:
-            raise _no_chat(request)
+            raise unknown("chat", request.params["chat_id"])
         return json_reply(ChatHistory([SaidMessage(one.role, [SaidPart(one.text)], one.at) for one in messages]))
 
     @route("DELETE /chats/{chat_id}", Scope.CHAT, "Remove a chat and begin a new conversation in its session.")
@@ -233,7 +233,7 @@ class AgentProcessRoutes:
         except FarhandError as error:
             raise problem(error) from None
         if not found:
-            raise _no_chat(request)
+            raise unknown("chat", request.params["chat_id"])
         return json_reply({"deleted": True})
 
 
@@ -268,23 +268,19 @@ def problem(error: FarhandError) -> Problem:
     return Problem(500, "internal", str(error))
 
 
-def _summary(text: str) -> str:
-    return text if len(text) <= SUMMARY_CHARACTERS else text[:SUMMARY_CHARACTERS] + "..."
-
-
 def _turn(wanted: ProcessRequest, channels: Collection[str], credential: Credential, key: str | None = None) -> Turn:
     """Convert a request into a turn of a chat. Raises Problem if it is invalid."""
     channel = (wanted.channel or "").strip().lower() or "console"
     for name, value in (("session_id", wanted.session_id), ("user_id", wanted.user_id), ("channel", channel)):
         if not value.strip():
-            raise Problem(400, "invalid_request", f"{name} is required")
+            raise invalid(f"{name} is required")
         if len(value) > MOST_KEY_CHARACTERS:
-            raise Problem(400, "invalid_request", f"{name} has at most {MOST_KEY_CHARACTERS} characters")
+            raise invalid(f"{name} has at most {MOST_KEY_CHARACTERS} characters")
     if channel not in channels:
         known = ", ".join(sorted(channels))
         raise Problem(400, "channel_not_supported", f"channel {channel!r} is not supported; supported: {known}")
     if key is not None and not 1 <= len(key) <= MAX_IDEMPOTENCY_KEY:
-        raise Problem(400, "invalid_request", f"Idempotency-Key has 1 to {MAX_IDEMPOTENCY_KEY} characters")
+        raise invalid(f"Idempotency-Key has 1 to {MAX_IDEMPOTENCY_KEY} characters")
     tool = wanted.biz_params.tool if wanted.biz_params else NULL
     turn = Turn(
         ChatKey(wanted.session_id, wanted.user_id, channel),
@@ -294,7 +290,7 @@ def _turn(wanted: ProcessRequest, channels: Collection[str], credential: Credent
         key,
     )
     if turn.tool is None and not turn.text:
-        raise Problem(400, "invalid_request", "input must have a message of the user, or biz_params.tool name a tool")
+        raise invalid("input must have a message of the user, or biz_params.tool name a tool")
     return turn
 
 
@@ -338,7 +334,8 @@ def _shown(event: Event) -> Iterable[ProcessEvent]:
         case ToolEnded():
             outcome = event.outcome
             text = outcome.content if isinstance(outcome.content, str) else ""
-            result = ResultShown(event.use.name, not outcome.is_error, _summary(text))
+            summary = text if len(text) <= SUMMARY_CHARACTERS else text[:SUMMARY_CHARACTERS] + "..."
+            result = ResultShown(event.use.name, not outcome.is_error, summary)
             return (ToolResultEvent(event.step, result, ResultMeta(outcome.result)),)
         case Completed():
             return (CompletedEvent(event.steps, event.reply),)
@@ -359,7 +356,3 @@ def _arguments(text: str) -> Any:
         return msgspec.json.decode(text)
     except (msgspec.MsgspecError, RecursionError):
         return text
-
-
-def _no_chat(request: Request) -> Problem:
-    return Problem(404, "not_found", f"there is no chat {request.params['chat_id'][:100]!r}")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import secrets
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
 
-from farhand.api.server.http import Problem, Reply, Request, json_reply
+from farhand.api.server.http import Problem, Reply, Request, copied, invalid, json_reply, refusing
 from farhand.api.server.router import Query, route
 from farhand.gateway.access.credentials import Scope
 from farhand.gateway.messaging.channel import Tools
@@ -22,6 +23,7 @@ from farhand.store.tables.outbox import MessageState, OutboxRecord
 MAX_DELIVERY = 256
 # A failure of the outbox or a channel: the client should try again.
 UNAVAILABLE = {ErrorKind.FAILED: 503}
+channel_route = partial(route, errors=(503,), statuses=UNAVAILABLE)
 
 
 class HookRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -55,7 +57,7 @@ class ChannelRoutes:
     @route(
         "POST /hooks/{hook_id}",
         None,
-        "Where another program posts; signed with `X-Webhook-Signature` when the hook has a secret.",
+        "Receive a post of another program; signed with `X-Webhook-Signature` if the hook has a secret.",
         takes="*/*",
         status=202,
         also={200: "Accepted; the status that some services expect."},
@@ -69,7 +71,7 @@ class ChannelRoutes:
         if door is None:
             self._hooks.find(hook_id)
         body = await request.body()
-        try:
+        with refusing(Unsigned, status=401, code="unauthorized"):
             if door is not None:
                 await door.receive(request.headers, body)
                 return json_reply({"accepted": True}, door.status)
@@ -77,16 +79,14 @@ class ChannelRoutes:
                 raise Problem(413, "too_large", f"a post has at most {MAX_POST_BYTES} bytes")
             delivery = request.header(b"idempotency-key") or request.header(b"x-webhook-id")
             if delivery is not None and not 1 <= len(delivery) <= MAX_DELIVERY:
-                raise Problem(400, "invalid_request", f"Idempotency-Key has 1 to {MAX_DELIVERY} characters")
+                raise invalid(f"Idempotency-Key has 1 to {MAX_DELIVERY} characters")
             await self._hooks.post(hook_id, request.headers, body, delivery)
-        except Unsigned as error:
-            raise Problem(401, "unauthorized", error.message) from None
         return json_reply({"accepted": True}, 202)
 
     @route(
         "GET /hooks/{hook_id}",
         None,
-        "A service asks whether this address is the right one.",
+        "Verify the address for a service that asks for it.",
         media=("text/plain",),
         errors=(403, 405),
     )
@@ -106,33 +106,31 @@ class ChannelRoutes:
         return {"hooks": shown, "count": len(shown)}
 
     def _hook_view(self, hook_id: str, settings: HookSettings) -> dict[str, Any]:
-        view = {**_hook_view(hook_id, settings), "made_by": self._hooks.maker(hook_id)}
         reason = self._hooks.ended(hook_id)
-        return view if reason is None else {**view, "ended_reason": reason}
+        return {
+            "id": hook_id,
+            "path": f"/hooks/{hook_id}",
+            "signed": bool(settings.secret),
+            "agent": settings.agent,
+            "session": settings.session or None,
+            "format": settings.format,
+            "tools": settings.tools or ("read" if settings.secret else "none"),
+            "deliver": settings.deliver or None,
+            "made_by": self._hooks.maker(hook_id),
+            **({} if reason is None else {"ended_reason": reason}),
+        }
 
-    @route(
-        "PUT /v1/hooks/{hook_id}",
-        Scope.ADMIN,
-        "Make or change a hook; its secret is shown this once.",
-        status=201,
-        errors=(503,),
-        statuses=UNAVAILABLE,
+    @channel_route(
+        "PUT /v1/hooks/{hook_id}", Scope.ADMIN, "Make or change a hook; its secret is shown this once.", status=201
     )
     async def make_hook(self, request: Request, wanted: HookRequest) -> Reply:
         secret = secrets.token_urlsafe(32) if wanted.secret is None else wanted.secret
         hook_id = request.params["hook_id"]
-        settings = HookSettings(
-            secret=secret,
-            agent=wanted.agent,
-            session=wanted.session,
-            format=wanted.format,
-            tools=wanted.tools,
-            deliver=wanted.deliver,
-        )
+        settings = copied(HookSettings, wanted, secret=secret)
         await self._hooks.make(hook_id, settings, request.credential.id)
         return json_reply({**self._hook_view(hook_id, settings), "secret": secret}, 201, bare=True)
 
-    @route("DELETE /v1/hooks/{hook_id}", Scope.ADMIN, "Remove a hook.", errors=(503,), statuses=UNAVAILABLE)
+    @channel_route("DELETE /v1/hooks/{hook_id}", Scope.ADMIN, "Remove a hook.")
     async def remove_hook(self, request: Request) -> dict[str, str]:
         await self._hooks.remove(request.params["hook_id"])
         return {"removed": request.params["hook_id"]}
@@ -162,39 +160,20 @@ class ChannelRoutes:
         found = await self._inbound.pairings()
         return {"pairings": found, "count": len(found)}
 
-    @route(
+    @channel_route(
         "POST /v1/channels/pairings/{who}/approve",
         Scope.PAIR,
         "Approve a person, by code or address.",
         query=ON_CHANNEL,
-        errors=(503,),
-        statuses=UNAVAILABLE,
     )
     async def approve(self, request: Request) -> Pairing:
-        return await self._decide(request, True)
+        return await self._inbound.decide(request.params["who"], True, request.query("channel"))
 
-    @route(
-        "POST /v1/channels/pairings/{who}/reject",
-        Scope.PAIR,
-        "Reject a person.",
-        query=ON_CHANNEL,
-        errors=(503,),
-        statuses=UNAVAILABLE,
-    )
+    @channel_route("POST /v1/channels/pairings/{who}/reject", Scope.PAIR, "Reject a person.", query=ON_CHANNEL)
     async def reject(self, request: Request) -> Pairing:
-        return await self._decide(request, False)
+        return await self._inbound.decide(request.params["who"], False, request.query("channel"))
 
-    async def _decide(self, request: Request, approve: bool) -> Pairing:
-        return await self._inbound.decide(request.params["who"], approve, request.query("channel"))
-
-    @route(
-        "DELETE /v1/channels/pairings/{who}",
-        Scope.PAIR,
-        "Take a decision back.",
-        query=ON_CHANNEL,
-        errors=(503,),
-        statuses=UNAVAILABLE,
-    )
+    @channel_route("DELETE /v1/channels/pairings/{who}", Scope.PAIR, "Take a decision back.", query=ON_CHANNEL)
     async def forget(self, request: Request) -> dict[str, str]:
         gone = await self._inbound.forget(request.params["who"], request.query("channel"))
         return {"removed": gone.sender, "channel": gone.channel}
@@ -205,9 +184,7 @@ class ChannelRoutes:
     async def messages(self, request: Request) -> dict[str, Any]:
         state = request.query("state")
         if state is not None and state not in [one.value for one in MessageState]:
-            raise Problem(
-                400, "invalid_request", f"state must be one of {', '.join(one.value for one in MessageState)}"
-            )
+            raise invalid(f"state must be one of {', '.join(one.value for one in MessageState)}")
         found = await self._messages.listed(
             request.query_int("limit", 50, 1, 1000),
             channel=request.query("channel"),
@@ -220,13 +197,11 @@ class ChannelRoutes:
     async def message(self, request: Request) -> dict[str, Any]:
         return _message_view(await self._messages.find(0, request.params["message_id"]))
 
-    @route(
+    @channel_route(
         "POST /v1/messages/{message_id}/retry",
         Scope.TOOLS_EXEC,
-        "Send a message again that failed or is unknown.",
+        "Resend a message that failed or whose outcome is unknown.",
         status=202,
-        errors=(503,),
-        statuses=UNAVAILABLE,
         acts=True,
     )
     async def retry(self, request: Request) -> dict[str, Any]:
@@ -254,17 +229,4 @@ def _message_view(record: OutboxRecord) -> dict[str, Any]:
         "messageId": record.remote_id,
         "created_at": record.created_at,
         "ended_at": record.ended_at,
-    }
-
-
-def _hook_view(hook_id: str, settings: HookSettings) -> dict[str, Any]:
-    return {
-        "id": hook_id,
-        "path": f"/hooks/{hook_id}",
-        "signed": bool(settings.secret),
-        "agent": settings.agent,
-        "session": settings.session or None,
-        "format": settings.format,
-        "tools": settings.tools or ("read" if settings.secret else "none"),
-        "deliver": settings.deliver or None,
     }

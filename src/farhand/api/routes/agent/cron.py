@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from farhand.api.server.http import Problem, Reply, Request, read_json
+from farhand.api.server.http import Reply, Request, invalid, read_json
 from farhand.api.server.router import JSON, Query, decoder_of, route
 from farhand.gateway.access.credentials import Scope
 from farhand.gateway.calls.gate import Gate
@@ -68,13 +68,13 @@ class CronRoutes:
             schedule = {"text": schedule, **({"tz": body["tz"]} if isinstance(body.get("tz"), str) else {})}
         count = body.get("count", 5)
         if isinstance(count, bool) or not isinstance(count, int):
-            raise Problem(400, "invalid_request", f"count must be a whole number, not {str(count)[:50]!r}")
+            raise invalid(f"count must be a whole number, not {str(count)[:50]!r}")
         return await self._book.preview(schedule or {}, count)
 
     @job_route(
         "GET /v1/cron/{job_id}/preview",
         Scope.READ,
-        "When a job will fire.",
+        "Next times at which a job runs.",
         query=(Query("count", f"How many moments: 1 to {MAX_PREVIEW}, 5 by default.", int),),
     )
     async def preview_job(self, request: Request) -> Any:

@@ -10,18 +10,18 @@ from typing import Any
 
 import msgspec
 
-from farhand.api.server.http import Problem, Reply, Request
+from farhand.api.server.http import Problem, Reply, Request, invalid
 from farhand.api.server.router import EVENTS, Query, route
 from farhand.api.server.streams import EVENT_STREAM, until_gone, with_pulse
 from farhand.gateway.access.credentials import Scope
 from farhand.gateway.access.daily_budget import OverBudget
 from farhand.gateway.sessions import keys as session_keys
+from farhand.gateway.sessions.entries import message_of
 from farhand.gateway.sessions.forking import Forked, Forks
 from farhand.gateway.sessions.replay import ReplayedRun, recorded, replay
 from farhand.gateway.sessions.runner import Turns
 from farhand.gateway.sessions.runs import Run, RunEvent, RunOptions, RunOutcome
 from farhand.gateway.sessions.sessions import Sessions
-from farhand.gateway.sessions.tools import message_of
 from farhand.llm.errors import NotConfigured
 from farhand.llm.messages import Image, Message, Text
 from farhand.llm.model import Thinking
@@ -80,7 +80,7 @@ class SessionRoutes:
     @route(
         "GET /v1/sessions",
         Scope.READ,
-        "Sessions, those used last first.",
+        "Sessions, most recently used first.",
         query=(*PAGE, Query("all", "1 shows those of clients that keep the conversation, too.")),
     )
     async def list(self, request: Request) -> Any:
@@ -97,7 +97,7 @@ class SessionRoutes:
             record = await self._sessions.find(request.params["key"])
         return self._view(record, await self._sessions.activity())
 
-    @route("GET /v1/sessions/{key}/history", Scope.READ, "What was said in a session, oldest first.", query=HISTORY)
+    @route("GET /v1/sessions/{key}/history", Scope.READ, "Messages of a session, oldest first.", query=HISTORY)
     async def history(self, request: Request) -> Any:
         limit = request.query_int("limit", 50, 1, 1000)
         before = request.query_int("before", 0, 0, 2**62) or None
@@ -122,24 +122,17 @@ class SessionRoutes:
     @route(
         "POST /v1/sessions/{key}/messages",
         Scope.CHAT,
-        "Say something to the agent of a session.",
-        also={202: "Taken; the run goes on."},
+        "Send a message to the agent of a session.",
+        also={202: "Accepted; the run continues."},
         errors=(409, 503),
         idempotent=True,
         content=True,
     )
     async def send(self, request: Request, wanted: SendRequest) -> Any:
         if not 0 <= wanted.wait_seconds <= MAX_WAIT_SECONDS:
-            raise Problem(
-                400,
-                "invalid_request",
-                f"wait_seconds must be from 0 to {MAX_WAIT_SECONDS:g}, not {wanted.wait_seconds:g}",
-            )
+            raise invalid(f"wait_seconds must be from 0 to {MAX_WAIT_SECONDS:g}, not {wanted.wait_seconds:g}")
         options = RunOptions(
-            model=wanted.model,
-            thinking=wanted.thinking,
-            timeout_seconds=wanted.timeout_seconds,
-            record=wanted.record,
+            model=wanted.model, thinking=wanted.thinking, timeout_seconds=wanted.timeout_seconds, record=wanted.record
         )
         with problems():
             if wanted.model:
@@ -171,14 +164,14 @@ class SessionRoutes:
     @route(
         "POST /v1/sessions/{key}/fork",
         Scope.CHAT,
-        "Make a session that begins with what was said in this one up to an event or a message.",
+        "Create a session with the messages of this one, up to an event or a message.",
         status=201,
         errors=(409, 503),
         idempotent=True,
     )
     async def fork(self, request: Request, wanted: ForkRequest) -> Forked:
         if any(number is not None and not 0 < number < 2**62 for number in (wanted.event, wanted.message)):
-            raise Problem(400, "invalid_request", "event and message are numbers from 1 on")
+            raise invalid("event and message are numbers from 1 on")
         with problems():
             await self._sessions.check_visible(request.params["key"], request.principal)
             return await self._forks.fork(
@@ -203,7 +196,7 @@ class SessionRoutes:
     @route(
         "GET /v1/runs/{run_id}/replay",
         Scope.READ,
-        "Repeat a run that has ended from what was written down of it, and tell the first difference.",
+        "Replay a recorded run, and report the first difference.",
         answer=ReplayedRun,
         errors=(404, 503),
     )
@@ -212,7 +205,7 @@ class SessionRoutes:
             record = await self._sessions.read(lambda store: recorded(store, request.params["run_id"]))
             return await replay(record)
 
-    @route("GET /v1/runs/{run_id}/events", Scope.CHAT, "What happens in a run, from its beginning.", media=(EVENTS,))
+    @route("GET /v1/runs/{run_id}/events", Scope.CHAT, "Events of a run, from its beginning.", media=(EVENTS,))
     async def events(self, request: Request) -> Reply:
         """Stream the events of a run from its beginning; the last event, `ended`, has its outcome."""
         with problems():
@@ -226,7 +219,7 @@ class SessionRoutes:
     @route(
         "GET /v1/usage",
         Scope.READ,
-        "Tokens and cost of the runs since a moment.",
+        "Tokens and cost of runs since a given time.",
         query=(Query("since", "Runs that began from this moment on, in milliseconds; by default all.", int),),
     )
     async def usage(self, request: Request) -> UsageSummary:
@@ -268,12 +261,7 @@ class SessionRoutes:
             "run_id": run_id,
             "waiting": waiting,
             "message_count": record.messages,
-            "usage": {
-                "prompt_tokens": record.prompt_tokens,
-                "completion_tokens": record.completion_tokens,
-                "cached_tokens": record.cached_tokens,
-                "cost": record.cost,
-            },
+            "usage": _usage(record),
             "context_tokens": record.context_tokens,
             "compactions": record.compactions,
             "previous_session_ids": record.previous_ids,
@@ -326,10 +314,7 @@ async def _stream(run: Run) -> AsyncGenerator[bytes, None]:
 
 
 def _line(event: RunEvent) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (
-        str(event.__struct_config__.tag).encode(),
-        msgspec.json.encode(event),
-    )
+    return b"event: %b\ndata: %b\n\n" % (str(event.__struct_config__.tag).encode(), msgspec.json.encode(event))
 
 
 def _entry_view(entry: Entry) -> dict[str, Any]:
@@ -351,15 +336,14 @@ def _entry_view(entry: Entry) -> dict[str, Any]:
         view["run_id"] = entry.run_id
     if entry.model is not None:
         view["model"] = entry.model
-        view["usage"] = {
-            "prompt_tokens": entry.prompt_tokens,
-            "completion_tokens": entry.completion_tokens,
-            "cached_tokens": entry.cached_tokens,
-            "cost": entry.cost,
-        }
+        view["usage"] = _usage(entry)
     if entry.keeps_from is not None:
         view["summary"] = True
     return view
+
+
+def _usage(of: SessionRecord | Entry) -> dict[str, Any]:
+    return {name: getattr(of, name) for name in ("prompt_tokens", "completion_tokens", "cached_tokens", "cost")}
 
 
 def _said(wanted: SendRequest) -> str | Message:
@@ -368,6 +352,6 @@ def _said(wanted: SendRequest) -> str | Message:
         return wanted.message
     wrong = next((image for image in wanted.images if not _IMAGE.match(image)), None)
     if wrong is not None:
-        raise Problem(400, "invalid_request", f"images must be data:image/…;base64,…, not {wrong[:40]!r}")
+        raise invalid(f"images must be data:image/…;base64,…, not {wrong[:40]!r}")
     text = (Text(wanted.message),) if wanted.message.strip() else ()
     return Message("user", (*text, *(Image(image) for image in wanted.images)))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from email.utils import formatdate
+from functools import partial
 from typing import Any
 
 from farhand.api.server.conditional import not_modified, not_modified_reply, requested_range
-from farhand.api.server.http import Problem, Reply, Request
+from farhand.api.server.http import Problem, Reply, Request, refusing
 from farhand.api.server.router import JSON, PARTIAL, Query, route
 from farhand.gateway.access.credentials import Scope
 from farhand.gateway.calls.gate import Gate
@@ -23,7 +24,8 @@ SKILL_FILE = "SKILL.md"
 READ_FILE, WRITE_FILE, DELETE_FILE = "gsv__ReadFile", "gsv__WriteFile", "gsv__DeleteFile"
 # Content types that clients send if they do not know the type.
 UNTYPED = ("", "application/x-www-form-urlencoded")
-ANY = ("*/*", JSON)
+read_route = partial(route, media=("*/*", JSON), also=PARTIAL, errors=(416, 500))
+write_route = partial(route, takes="*/*", errors=(409, 412, 500), streams=True, content=True)
 FILE = "/v1/workspace/{agent}/{path...}"
 SKILL = "/v1/skills/{name}/{path...}"
 
@@ -38,37 +40,26 @@ class WorkspaceRoutes:
         self._objects = workspace.objects
         self._skills = skills
 
-    @route(
-        "GET /v1/workspace/{agent}",
-        Scope.TOOLS_READ,
-        "The files of an agent.",
-        media=ANY,
-        also=PARTIAL,
-        errors=(416, 500),
-    )
-    @route(
-        f"GET {FILE}",
-        Scope.TOOLS_READ,
-        "A file of an agent as it is, or a folder as JSON.",
-        media=ANY,
-        also=PARTIAL,
-        errors=(416, 500),
-    )
+    @read_route("GET /v1/workspace/{agent}", Scope.TOOLS_READ, "The files of an agent.")
+    @read_route(f"GET {FILE}", Scope.TOOLS_READ, "A file of an agent as it is, or a folder as JSON.")
     async def read(self, request: Request) -> Reply | dict[str, Any]:
         agent, path = request.params["agent"], request.params.get("path", "")
         self._check_policy(request, READ_FILE, path=path or "/")
         found = await self._workspace.find(agent, path)
         if found is None:
             folder = await self._workspace.folder(agent, path)
+            await self._gate.charge_route(request.principal)
             if folder is None:
                 raise Problem(404, "not_found", f"Not found: {path[:200]}")
             return {"path": clean(path), "files": folder.files, "directories": folder.directories}
-        if not_modified(request, found.info.etag):
+        wanted = requested_range(request, found.info.etag)
+        offset, length = (0, found.info.size) if wanted is None else wanted.within(found.info.size)
+        unchanged = not_modified(request, found.info.etag)
+        await self._gate.charge_route(request.principal, 0 if unchanged or request.method == "HEAD" else length)
+        if unchanged:
             return not_modified_reply(_headers(found.info))
         if request.method == "HEAD":
             return Reply(content_type=_type(found.info), headers=_headers(found.info), pieces=_nothing(), bare=True)
-        wanted = requested_range(request, found.info.etag)
-        offset, length = (0, found.info.size) if wanted is None else wanted.within(found.info.size)
         reader = await self._objects.open_read(found.info.key, offset)
         if wanted is not None and reader.info.etag != found.info.etag:  # replaced since: the whole new file
             await reader.close()
@@ -81,16 +72,7 @@ class WorkspaceRoutes:
         pieces = _pieces(reader, length)
         return Reply(status=206, content_type=_type(reader.info), headers=headers, pieces=pieces, bare=True)
 
-    @route(
-        f"PUT {FILE}",
-        Scope.TOOLS_WRITE,
-        "Write a file of an agent.",
-        takes="*/*",
-        errors=(409, 412, 500),
-        streams=True,
-        content=True,
-        acts=True,
-    )
+    @write_route(f"PUT {FILE}", Scope.TOOLS_WRITE, "Write a file of an agent.", acts=True)
     async def write(self, request: Request) -> dict[str, Any]:
         path = request.params["path"]
         self._check_policy(request, WRITE_FILE, path=path, content="")
@@ -102,6 +84,7 @@ class WorkspaceRoutes:
     async def delete(self, request: Request) -> dict[str, Any]:
         path = request.params["path"]
         self._check_policy(request, DELETE_FILE, path=path)
+        await self._gate.charge_route(request.principal)
         key = self._workspace.writable_key(request.params["agent"], path)
         await self._remove(request, key, path)
         return {"path": clean(path), "deleted": True}
@@ -150,15 +133,7 @@ class WorkspaceRoutes:
             if after is None:
                 return
 
-    @route(
-        f"PUT {SKILL}",
-        Scope.ADMIN,
-        "Write a file of a global skill.",
-        takes="*/*",
-        errors=(409, 412, 500),
-        streams=True,
-        content=True,
-    )
+    @write_route(f"PUT {SKILL}", Scope.ADMIN, "Write a file of a global skill.")
     async def write_skill(self, request: Request) -> dict[str, Any]:
         key = _skill_key(request)
         info = await self._store(request, key)
@@ -188,10 +163,8 @@ class WorkspaceRoutes:
 
     async def _remove(self, request: Request, key: str, path: str) -> None:
         """Remove a file. Raises Problem; 404 if it does not exist."""
-        try:
+        with refusing(Conflict, status=412, code="precondition_failed"):
             known = await self._objects.delete(key, if_match=await self._matching(request, key))
-        except Conflict as error:
-            raise Problem(412, "precondition_failed", error.message) from None
         if not known:
             raise Problem(404, "not_found", f"File not found: {path[:200]}")
         self._journal.note("object.deleted", key, {"credential": request.credential.id})
@@ -213,7 +186,10 @@ class WorkspaceRoutes:
         content_type = request.header(b"content-type") or ""
         kept = None if content_type.partition(";")[0].strip().lower() in UNTYPED else content_type
         absent = request.header(b"if-none-match")
-        try:
+        with (
+            refusing(Conflict, status=412, code="precondition_failed"),
+            refusing(InTheWay, status=409, code="conflict"),
+        ):
             if kept is not None and not (kept.isprintable() and kept.isascii() and len(kept) <= 200):
                 raise InvalidArgs(f"{kept[:100]!r} is not a content type")
             match = await self._matching(request, key)
@@ -221,26 +197,26 @@ class WorkspaceRoutes:
                 if absent not in (None, "*"):
                     raise InvalidArgs("If-None-Match takes * alone: the file must not exist yet")
                 body = await request.body()
+                await self._gate.charge_route(request.principal, len(body))
                 info = await self._objects.put(
                     key, body, content_type=kept, if_absent=absent is not None, if_match=match
                 )
             else:
                 info = await self._stream_in(request, key, kept)
-        except Conflict as error:
-            raise Problem(412, "precondition_failed", error.message) from None
-        except InTheWay as error:
-            raise Problem(409, "conflict", error.message) from None
         self._journal.note("object.written", key, {"size": info.size, "credential": request.credential.id})
         return info
 
     async def _stream_in(self, request: Request, key: str, content_type: str | None) -> ObjectInfo:
+        meter = await self._gate.charge_route(request.principal)
         writer = await self._objects.open_write(key, content_type)
         try:
             async for part in request.stream():
+                await meter.add(len(part))
                 await writer.write(part)
             return await writer.commit()
         finally:
             await writer.abort()
+            await meter.close()
 
 
 def _skill_key(request: Request) -> str:

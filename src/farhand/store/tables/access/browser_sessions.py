@@ -8,16 +8,9 @@ from typing import Final
 import msgspec
 
 from farhand.store.ports import Tx
+from farhand.store.tables.rows import Table
 
-ADD: Final = """
-    INSERT INTO browser_sessions
-    (id, cookie_hash, page_hash, owner_hash, created_at, last_used_at, address, user_agent, made_by)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"""
-ALL: Final = """
-    SELECT id, cookie_hash, page_hash, owner_hash, created_at, last_used_at, address, user_agent, made_by
-    FROM browser_sessions ORDER BY created_at, id"""
 USED: Final = "UPDATE browser_sessions SET last_used_at = ?1 WHERE id = ?2 AND last_used_at < ?1"
-REMOVE: Final = "DELETE FROM browser_sessions WHERE id = ?"
 
 
 class BrowserSession(msgspec.Struct, frozen=True):
@@ -36,12 +29,15 @@ class BrowserSession(msgspec.Struct, frozen=True):
     made_by: str
 
 
+_SESSIONS: Final = Table("browser_sessions", BrowserSession)
+
+
 def add_session(tx: Tx, session: BrowserSession) -> None:
-    tx.execute(ADD, msgspec.structs.astuple(session))
+    _SESSIONS.add(tx, session)
 
 
 def all_sessions(tx: Tx) -> list[BrowserSession]:
-    return [BrowserSession(*row) for row in tx.execute(ALL)]
+    return _SESSIONS.all(tx, "ORDER BY created_at, id")
 
 
 def sessions_used(tx: Tx, used: Mapping[str, int]) -> None:
@@ -50,4 +46,4 @@ def sessions_used(tx: Tx, used: Mapping[str, int]) -> None:
 
 
 def remove_sessions(tx: Tx, session_ids: Iterable[str]) -> None:
-    tx.executemany(REMOVE, [(session_id,) for session_id in session_ids])
+    tx.executemany("DELETE FROM browser_sessions WHERE id = ?", [(session_id,) for session_id in session_ids])

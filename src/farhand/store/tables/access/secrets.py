@@ -8,6 +8,7 @@ import msgspec
 
 from farhand.store.journal.events import append_event
 from farhand.store.ports import Tx
+from farhand.store.tables.rows import Table
 
 
 class SecretRecord(msgspec.Struct, frozen=True):
@@ -27,24 +28,17 @@ class SecretRecord(msgspec.Struct, frozen=True):
     header: str = ""
 
 
-ALL: Final = """
-    SELECT name, value, nodes, tools, made_by, created_at, last_used_at, last_call, hosts, header FROM secrets
-    ORDER BY name"""
-PUT: Final = """
-    INSERT INTO secrets (name, value, nodes, tools, made_by, created_at, hosts, header) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
-    ON CONFLICT (name) DO UPDATE SET value = excluded.value, nodes = excluded.nodes, tools = excluded.tools,
-        made_by = excluded.made_by, created_at = excluded.created_at, hosts = excluded.hosts,
-        header = excluded.header"""
+_SECRETS: Final = Table("secrets", SecretRecord)
 
 
 def all_secrets(tx: Tx) -> list[SecretRecord]:
-    return [SecretRecord(*row) for row in tx.execute(ALL)]
+    return _SECRETS.all(tx, "ORDER BY name")
 
 
 def put_secret(tx: Tx, secret: SecretRecord) -> None:
     """Add a secret or replace it. The journal records its name, never its value."""
-    values = (secret.name, secret.value, secret.nodes, secret.tools, secret.made_by, secret.created_at)
-    tx.execute(PUT, (*values, secret.hosts, secret.header))
+    # When it was last used stays.
+    _SECRETS.add(tx, secret, _SECRETS.replace("name", keep=("last_used_at", "last_call")))
     data: dict[str, Any] = {"nodes": secret.nodes.split(), "tools": secret.tools.split(), "by": secret.made_by}
     if secret.hosts:
         data |= {"hosts": secret.hosts.split(), "header": secret.header}

@@ -9,12 +9,8 @@ from typing import Final
 import msgspec
 
 from farhand.store.ports import Tx
+from farhand.store.tables.rows import Table
 
-ADD: Final = """
-    INSERT INTO tokens
-    (id, hash, scopes, node_id, label, created_at, revoked_at, tools, nodes, expires_at, public_key, last_used_at,
-    made_by, profile)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 USED: Final = "UPDATE tokens SET last_used_at = ?1 WHERE id = ?2 AND coalesce(last_used_at, 0) < ?1"
 REVOKE_DESCENDANTS: Final = """
     WITH RECURSIVE ended(id, at) AS (
@@ -24,12 +20,6 @@ REVOKE_DESCENDANTS: Final = """
     )
     UPDATE tokens SET revoked_at = (SELECT max(at) FROM ended WHERE ended.id = tokens.id)
     WHERE revoked_at IS NULL AND id IN (SELECT id FROM ended)"""
-REVOKE: Final = "UPDATE tokens SET revoked_at = ? WHERE id = ? AND revoked_at IS NULL"
-ALL: Final = """
-    SELECT id, hash, scopes, node_id, label, created_at, revoked_at, tools, nodes, expires_at, public_key, last_used_at,
-    made_by, profile
-    FROM tokens ORDER BY created_at, id"""
-META: Final = "SELECT value FROM meta WHERE key = ?"
 SET_META: Final = "INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
 
 
@@ -56,18 +46,22 @@ class Token(msgspec.Struct, frozen=True):
     profile: str = "full"
 
 
+_TOKENS: Final = Table("tokens", Token)
+
+
 def token_hash(secret: str) -> bytes:
     # A secret of 256 random bits cannot be guessed, so that a fast hash is enough.
     return hashlib.sha256(secret.encode()).digest()
 
 
 def add_token(tx: Tx, token: Token) -> None:
-    tx.execute(ADD, msgspec.structs.astuple(token))
+    _TOKENS.add(tx, token)
 
 
 def revoke_tokens(tx: Tx, token_ids: Iterable[str], at: int = 0) -> None:
     """Revoke these tokens and those that a revoked token made. Without `at`, the time of the revocation is unknown."""
-    tx.executemany(REVOKE, [(at, token_id) for token_id in token_ids])
+    revoke = "UPDATE tokens SET revoked_at = ? WHERE id = ? AND revoked_at IS NULL"
+    tx.executemany(revoke, [(at, token_id) for token_id in token_ids])
     tx.execute(REVOKE_DESCENDANTS)
 
 
@@ -77,11 +71,11 @@ def tokens_used(tx: Tx, used: Mapping[str, int]) -> None:
 
 
 def all_tokens(tx: Tx) -> list[Token]:
-    return [Token(*row) for row in tx.execute(ALL)]
+    return _TOKENS.all(tx, "ORDER BY created_at, id")
 
 
 def get_meta(tx: Tx, key: str) -> str | None:
-    rows = tx.execute(META, (key,)).fetchall()
+    rows = tx.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchall()
     return str(rows[0][0]) if rows else None
 
 

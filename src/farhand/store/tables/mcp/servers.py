@@ -7,12 +7,8 @@ from typing import Final
 import msgspec
 
 from farhand.store.ports import Tx
+from farhand.store.tables.rows import Table
 
-SERVERS: Final = "SELECT name, settings, created_at, created_by FROM mcp_servers ORDER BY name"
-SAVE_SERVER: Final = "INSERT INTO mcp_servers (name, settings, created_at, created_by) VALUES (?, ?, ?, ?)"
-DELETE_SERVER: Final = "DELETE FROM mcp_servers WHERE name = ?"
-DELETE_TOOLS: Final = "DELETE FROM mcp_tools WHERE server = ?"
-TOOLS: Final = "SELECT tool, digest, description, accepted_at, accepted_by FROM mcp_tools WHERE server = ?"
 SAVE_TOOL: Final = """
     INSERT INTO mcp_tools (server, tool, digest, description, accepted_at, accepted_by) VALUES (?, ?, ?, ?, ?, ?)
     ON CONFLICT (server, tool) DO UPDATE
@@ -39,22 +35,26 @@ class AcceptedTool(msgspec.Struct, frozen=True):
     accepted_by: str
 
 
+_SERVERS: Final = Table("mcp_servers", StoredServer)
+_TOOLS: Final = Table("mcp_tools", AcceptedTool)
+
+
 def stored_servers(tx: Tx) -> list[StoredServer]:
-    return [StoredServer(name, bytes(settings), at, by) for name, settings, at, by in tx.execute(SERVERS)]
+    return _SERVERS.all(tx, "ORDER BY name")
 
 
 def save_server(tx: Tx, server: StoredServer) -> None:
-    tx.execute(SAVE_SERVER, (server.name, server.settings, server.created_at, server.created_by))
+    _SERVERS.add(tx, server)
 
 
 def delete_server(tx: Tx, name: str) -> None:
     """Remove a server and what was accepted of its tools."""
-    tx.execute(DELETE_SERVER, (name,))
-    tx.execute(DELETE_TOOLS, (name,))
+    tx.execute("DELETE FROM mcp_servers WHERE name = ?", (name,))
+    tx.execute("DELETE FROM mcp_tools WHERE server = ?", (name,))
 
 
 def accepted_tools(tx: Tx, server: str) -> dict[str, AcceptedTool]:
-    return {row[0]: AcceptedTool(*row) for row in tx.execute(TOOLS, (server,))}
+    return {one.tool: one for one in _TOOLS.all(tx, "WHERE server = ?", server)}
 
 
 def accept_tools(tx: Tx, server: str, tools: list[AcceptedTool]) -> None:

@@ -1,7 +1,8 @@
-"""Streams that continue where they broke off when the connection is lost."""
+"""Streams that are resumed where they ended when the connection is lost."""
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -100,6 +101,14 @@ def command_output(
             return False
 
     return resume(read, ended, connected=connected)
+
+
+def read_input() -> bytes:
+    """Return the next bytes of standard input, unbuffered; empty at its end, or if it is closed."""
+    try:
+        return os.read(0, PIECE_BYTES)
+    except OSError:
+        return b""
 
 
 def write(piece: bytes, to: TextIO) -> None:

@@ -1,4 +1,4 @@
-"""Who may open the WebSocket of a terminal. It is loaded with the first connection, as the node socket is."""
+"""The upgrade to the WebSocket of a terminal: who may connect. The socket is loaded with the first connection."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import asyncio
 import importlib
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
 
-from farhand.api.server.guard import Caller
-from farhand.api.server.http import Problem, Scope
+from farhand.api.server.guard import Guard
+from farhand.api.server.http import Problem, Scope, invalid
 from farhand.gateway.access import credentials
 from farhand.gateway.control.terminals import Terminals
 
@@ -23,33 +23,17 @@ MAX_OFFSET = 2**62
 _OFFSET = re.compile(r"-?[0-9]{1,19}")
 
 
-class SocketGuard(Protocol):
-    """The checks of the guard."""
-
-    def admit_client(self, scope: Scope, wanted: credentials.Scope) -> tuple[Caller, str | None]:
-        """Return the sender of an upgrade, and the subprotocol to answer with. Raises Problem."""
-        ...
-
-    def client_left(self, scope: Scope) -> None:
-        """Stop counting the connection of an admitted client."""
-        ...
-
-    async def access_ended(self, caller: Caller) -> None:
-        """Return when the caller's token or session has ended."""
-        ...
-
-
-class TerminalDoor:
+class TerminalSockets:
     """Opens the connections of viewers."""
 
-    def __init__(self, terminals: Terminals, guard: SocketGuard) -> None:
+    def __init__(self, terminals: Terminals, guard: Guard) -> None:
         self._terminals = terminals
         self._guard = guard
 
     def open(self, scope: Scope, ended: Callable[[], None]) -> tuple[TerminalConnection, str | None]:
         """Return the connection of a client, and the subprotocol to answer with. Raises Problem.
 
-        `ended` is called when the connection is over.
+        `ended` is called when the connection has ended.
         """
         caller, subprotocol = self._guard.admit_client(scope, credentials.Scope.TOOLS_EXEC)
 
@@ -71,13 +55,10 @@ class TerminalDoor:
             caller,
             offset,
             address=str(scope["client"][0]) if scope.get("client") else "",
-            access_ended=self._access_ended(caller),
+            access_ended=lambda: asyncio.ensure_future(self._guard.access_ended(caller)),
             ended=left,
         )
         return connection, subprotocol
-
-    def _access_ended(self, caller: Caller) -> Callable[[], asyncio.Future[None]]:
-        return lambda: asyncio.ensure_future(self._guard.access_ended(caller))
 
 
 def _offset(scope: Scope) -> int | None:
@@ -86,5 +67,5 @@ def _offset(scope: Scope) -> int | None:
     if given is None:
         return None
     if not _OFFSET.fullmatch(given[-1]) or abs(int(given[-1])) > MAX_OFFSET:
-        raise Problem(400, "invalid_request", f"offset must be a number of bytes, not {given[-1][:50]!r}")
+        raise invalid(f"offset must be a number of bytes, not {given[-1][:50]!r}")
     return int(given[-1])

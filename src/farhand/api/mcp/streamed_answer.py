@@ -1,4 +1,4 @@
-"""The answer of a call that becomes a stream: progress, questions to the user, and the result."""
+"""The answer to a call as a stream of events: progress, questions to the user, and the result."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -20,11 +21,9 @@ from farhand.gateway.access.credentials import Credential
 from farhand.gateway.calls.gate import Gate
 from farhand.gateway.calls.node_calls import MOST_LOG_LINES
 from farhand.gateway.calls.open_call import CallLogLine, CallProgress, OpenCall
-from farhand.gateway.calls.redaction.output import covered
 from farhand.gateway.nodes.output import RemoteCommands
 from farhand.protocol.errors import ToolError
 from farhand.protocol.names import NATIVE
-from farhand.protocol.redaction import KnownSecrets
 from farhand.store.tables.calls import CallRecord
 from farhand.store.tables.waiting_calls import Approval
 
@@ -38,57 +37,47 @@ QUESTION: Final = "farhand-approval:"
 MOST_NEWS: Final = MOST_LOG_LINES + 20
 
 
-class Exchange:
-    """A call whose answer becomes a stream."""
+@dataclass
+class StreamedAnswer:
+    """A call that is answered by a stream."""
 
-    def __init__(
-        self,
-        gate: Gate,
-        commands: RemoteCommands,
-        secrets: KnownSecrets,
-        opened: OpenCall,
-        request_id: Id,
-        token: Id | None,
-        session: Session | None,
-        forms: ApprovalForms,
-        credential: Credential,
-        *,
-        log_level: str = "",
-    ) -> None:
-        """`log_level`: the least level of log messages that are passed on; empty for none."""
-        self._gate = gate
-        self._commands = commands
-        self._secrets = secrets
-        self._opened = opened
-        self._request_id = request_id
-        self._token = token
-        self._session = session
-        self._forms = forms
-        self._credential = credential
-        self._levels = rpc.LOG_LEVELS[rpc.LOG_LEVELS.index(log_level) :] if log_level else ()
-        # The last line of the log that was passed on.
-        self._passed_on: CallLogLine | None = None
+    gate: Gate
+    commands: RemoteCommands
+    opened: OpenCall
+    request_id: Id
+    token: Id | None
+    session: Session | None
+    forms: ApprovalForms
+    credential: Credential
+    # The least level of log messages that are passed on; empty for none.
+    log_level: str = ""
+    # The last line of the log that was passed on.
+    passed_on: CallLogLine | None = None
+
+    @property
+    def _levels(self) -> tuple[str, ...]:
+        return rpc.LOG_LEVELS[rpc.LOG_LEVELS.index(self.log_level) :] if self.log_level else ()
 
     @property
     def reports(self) -> bool:
-        """Whether the client wants to hear of the call before its end."""
-        return self._token is not None or bool(self._levels)
+        """Whether the client wants progress or log messages of the call."""
+        return self.token is not None or bool(self._levels)
 
     def over(self, _ended: asyncio.Future[CallRecord]) -> None:
-        if self._session is None:
+        if self.session is None:
             return
-        asked = self._session.calls.get(self._request_id)
-        if asked is not None and asked.call_id == self._opened.record.id:
-            del self._session.calls[self._request_id]
+        asked = self.session.calls.get(self.request_id)
+        if asked is not None and asked.call_id == self.opened.record.id:
+            del self.session.calls[self.request_id]
 
     async def pieces(self, version: str) -> AsyncGenerator[bytes, None]:
         """Yield the events of the answer; with a session they have ids, so that a lost stream can be resumed."""
-        place = None if self._session is None else place_of(self._opened.record.id, self._request_id)
-        ended = self._opened.ended()
+        place = None if self.session is None else place_of(self.opened.record.id, self.request_id)
+        ended = self.opened.ended()
         news: asyncio.Queue[bytes | None] = asyncio.Queue(MOST_NEWS)
         ended.add_done_callback(lambda _: news.put_nowait(None))
-        self._opened.on_approval(lambda approval: self._ask(approval, news))
-        telling = asyncio.ensure_future(self._tell(news)) if self._token is not None else None
+        self.opened.on_approval(lambda approval: self._ask(approval, news))
+        telling = asyncio.ensure_future(self._tell(news)) if self.token is not None else None
         logging = asyncio.ensure_future(self._pass_on_logs(news)) if self._levels else None
         try:
             if place is not None:
@@ -100,24 +89,24 @@ class Exchange:
             record = ended.result()
             yield await beside_loop(
                 result_bytes(record),
-                lambda: rpc.event(rendered(record, self._request_id, modern=self._session is None), place),
+                lambda: rpc.event(rendered(record, self.request_id, modern=self.session is None), place),
             )
         finally:
             for task in (telling, logging):
                 if task is not None:
                     task.cancel()
-            if self._session is None and not ended.done():
-                self._gate.abandon(self._opened)
+            if self.session is None and not ended.done():
+                self.gate.abandon(self.opened)
 
     def _ask(self, approval: Approval, news: asyncio.Queue[bytes | None]) -> None:
         """Ask the client's user to approve the call, if the client can ask."""
-        if self._session is None or not self._session.elicits:
+        if self.session is None or not self.session.elicits:
             return
         if news.qsize() >= MOST_NEWS - 1:  # the reader is slow; the call can be approved elsewhere
             return
         name = f"{QUESTION}{approval.id}"
-        self._session.questions[name] = approval.id
-        params = self._forms.request(approval, self._credential)
+        self.session.questions[name] = approval.id
+        params = self.forms.request(approval, self.credential)
         news.put_nowait(rpc.asking(name, "elicitation/create", params))
 
     async def _pass_on_logs(self, news: asyncio.Queue[bytes | None]) -> None:
@@ -130,14 +119,14 @@ class Exchange:
 
     def _log_lines(self) -> list[bytes]:
         """Return the log messages that were not passed on yet."""
-        lines = self._opened.log
-        known = next((at for at, line in enumerate(lines) if line is self._passed_on), -1)
+        lines = self.opened.log
+        known = next((at for at, line in enumerate(lines) if line is self.passed_on), -1)
         new = [line for line in lines[known + 1 :] if line.level in self._levels]
-        if new and known < 0 and self._passed_on is not None:  # of a call, the last lines are kept
+        if new and known < 0 and self.passed_on is not None:  # of a call, the last lines are kept
             said = "lines may be missing here: the call logged faster than they were read"
             new = [msgspec.structs.replace(new[0], message=said), *new]
-        self._passed_on = lines[-1] if lines else None
-        logger = self._opened.record.tool
+        self.passed_on = lines[-1] if lines else None
+        logger = self.opened.record.tool
         return [
             rpc.notification("notifications/message", {"level": one.level, "logger": logger, "data": one.message})
             for one in new
@@ -145,17 +134,15 @@ class Exchange:
 
     async def _tell(self, news: asyncio.Queue[bytes | None]) -> None:
         """Report progress: the tool's, else the elapsed time with the last line that the call's command printed."""
-        record = self._opened.record
+        record = self.opened.record
         began = time.monotonic()
-        of, commands = {"call_id": record.id}, self._commands
-        # Redact before cutting out a line, so that partial secrets are recognised.
-        pages = covered(lambda at: commands.output(record.node_id or NATIVE, of, at, wait=True), 0, self._secrets)
+        pages = self.commands.output(record.node_id or NATIVE, {"call_id": record.id}, 0, wait=True)
         tail = b""
         printing = True
         by_tool: bool | None = None
         following: asyncio.Future[Any] | None = None
-        changed = self._opened.progress_changed()
-        if self._opened.progress is not None:  # reported before this began
+        changed = self.opened.progress_changed()
+        if self.opened.progress is not None:  # reported before this began
             changed.set_result(None)
         try:
             while True:
@@ -173,15 +160,15 @@ class Exchange:
                     if page is not None and page.data:
                         tail = (tail + page.data)[-MOST_TAIL:]
                         printed = True
-                said = self._opened.progress
+                said = self.opened.progress
                 if changed.done():
-                    changed = self._opened.progress_changed()
+                    changed = self.opened.progress_changed()
                 elif not printed and not quiet:
                     continue
                 if by_tool is None:  # numbers must grow, so both kinds are never mixed
                     by_tool = said is not None
                 seconds = round(time.monotonic() - began, 3)
-                params = {"progressToken": self._token, **_progress(seconds, tail, said, by_tool=by_tool)}
+                params = {"progressToken": self.token, **_progress(seconds, tail, said, by_tool=by_tool)}
                 if news.empty():  # a slow reader gets only the newest, after it has read the last
                     news.put_nowait(rpc.notification("notifications/progress", params))
                 await asyncio.sleep(PROGRESS_SECONDS)

@@ -16,8 +16,8 @@ import msgspec
 
 from farhand.machine.files.private_files import replace_private
 from farhand.machine.sandbox.egress import NetworkRule
-from farhand.machine.sandbox.lent import BUBBLEWRAP, LANDLOCK, LEVELS
-from farhand.machine.sandbox.resources import ResourceLimits
+from farhand.machine.sandbox.levels import BUBBLEWRAP, LANDLOCK, LEVELS
+from farhand.machine.sandbox.resources import RESOURCES, ResourceLimits
 from farhand.node.limits import ToolLimits
 from farhand.protocol.errors import FarhandError
 from farhand.protocol.node_tools import NODE_TOOLS
@@ -43,7 +43,7 @@ class LendingLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     sandbox: str = ""
     # What confined commands may connect to: `host` (the default), `none`, `local` or `allow:HOST,...`.
     network: str = ""
-    # What confined commands may use: `2G`, `1.5`, `200`, and the size of a file.
+    # What confined commands may use: `2G`, `1.5`, `200`, and what each may add to the roots, `10G`.
     memory: str = ""
     cpus: str = ""
     processes: str = ""
@@ -111,7 +111,7 @@ class LendingLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
         options += [f"--deny-tool {name}" for name in self.deny_tools]
         options += [f"--sandbox {self.sandbox}"] if self.sandbox else []
         options += [f"--network {self.network}"] if self.network else []
-        for name in ("memory", "cpus", "processes", "disk"):
+        for name in RESOURCES:
             options += [f"--{name} {getattr(self, name)}"] if getattr(self, name) else []
         options += [f"--tag {tag}" for tag in self.tags]
         return " ".join(options)
@@ -173,6 +173,9 @@ def _settings(path: Path, environ: Mapping[str, str] = os.environ) -> LendingLim
                 values[field.name] = _value(field.type, text)
         if isinstance(values, dict) and isinstance(values.get("root"), str):
             values = {**values, "root": [values["root"]]}
+        if isinstance(values, dict):
+            numbers = {name: values[name] for name in RESOURCES if type(values.get(name)) in (int, float)}
+            values = {**values, **{name: str(number) for name, number in numbers.items()}}
         settings = msgspec.convert(values, LendingLimits)
     except (OSError, ValueError, TypeError, msgspec.ValidationError) as error:
         raise LendingError(f"[node] in {path} cannot be read: {error}; correct it") from None

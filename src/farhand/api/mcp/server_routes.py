@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Final
 from urllib.parse import urlencode
 
 import msgspec
 
-from farhand.api.server.http import Problem, Reply, Request, json_reply
+from farhand.api.server.http import Problem, Reply, Request, refusing
 from farhand.api.server.router import Query, route
 from farhand.gateway.access.credentials import Scope
 from farhand.gateway.mcp.servers import McpServers, ServerError, ServerShown
@@ -15,6 +17,24 @@ from farhand.gateway.mcp.settings import McpServerSettings
 
 STATUSES: Final = {"invalid_request": 400, "not_found": 404, "conflict": 409}
 PAGE: Final = "<!doctype html><meta charset=utf-8><title>Farhand</title><p>{}</p>"
+
+
+CALLBACK: Final = (
+    Query("state", "The state of the login."),
+    Query("code", "The authorization code."),
+    Query("iss", "The authorization server."),
+    Query("error", "Why there is no code."),
+    Query("error_description", "The same for people."),
+)
+
+
+@contextlib.contextmanager
+def server_problems() -> Iterator[None]:
+    """Turn errors of MCP servers into HTTP errors."""
+    try:
+        yield
+    except ServerError as error:
+        raise Problem(STATUSES.get(error.code, 400), error.code, str(error)) from None
 
 
 class ServerRequest(McpServerSettings, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -64,108 +84,64 @@ class McpServerRoutes:
         return found
 
     @route(
-        "POST /v1/mcp/servers",
-        Scope.ADMIN,
-        "Add an MCP server and connect it.",
-        status=201,
-        answer=ServerShown,
-        errors=(409,),
-        acts=True,
+        "POST /v1/mcp/servers", Scope.ADMIN, "Add an MCP server and connect it.", status=201, errors=(409,), acts=True
     )
-    async def add(self, request: Request, wanted: ServerRequest) -> Reply:
+    async def add(self, request: Request, wanted: ServerRequest) -> ServerShown:
         fields = {name: getattr(wanted, name) for name in McpServerSettings.__struct_fields__}
-        try:
-            shown = await self._servers.add(wanted.name, McpServerSettings(**fields), request.credential.id)
-        except ServerError as error:
-            raise _problem(error) from None
-        return json_reply(shown, 201)
+        with server_problems():
+            return await self._servers.add(wanted.name, McpServerSettings(**fields), request.credential.id)
 
     @route("DELETE /v1/mcp/servers/{name}", Scope.ADMIN, "Disconnect an MCP server and forget it.", errors=(404, 409))
-    async def remove(self, request: Request) -> Reply:
-        try:
+    async def remove(self, request: Request) -> dict[str, str]:
+        with server_problems():
             await self._servers.remove(request.params["name"], request.credential.id)
-        except ServerError as error:
-            raise _problem(error) from None
-        return json_reply({"removed": request.params["name"]})
+        return {"removed": request.params["name"]}
 
     @route(
         "POST /v1/mcp/servers/{name}/accept",
         Scope.ADMIN,
         "Accept the descriptions of tools that are held back.",
-        answer=ServerShown,
         errors=(404, 409),
         body_optional=True,
     )
     async def accept(self, request: Request, wanted: AcceptRequest) -> ServerShown:
-        try:
-            return await self._servers.accept(
-                request.params["name"], wanted.tools, wanted.digests, request.credential.id
-            )
-        except ServerError as error:
-            raise _problem(error) from None
+        name, by = request.params["name"], request.credential.id
+        with server_problems():
+            return await self._servers.accept(name, wanted.tools, wanted.digests, by)
 
-    @route(
-        "POST /v1/mcp/servers/{name}/restart",
-        Scope.ADMIN,
-        "Connect an MCP server anew.",
-        answer=ServerShown,
-        errors=(404,),
-        acts=True,
-    )
+    @route("POST /v1/mcp/servers/{name}/restart", Scope.ADMIN, "Reconnect an MCP server.", errors=(404,), acts=True)
     async def restart(self, request: Request) -> ServerShown:
-        try:
+        with server_problems():
             return await self._servers.restart(request.params["name"])
-        except ServerError as error:
-            raise _problem(error) from None
 
     @route(
         "POST /v1/mcp/servers/{name}/login",
         Scope.ADMIN,
         "Begin a login to a remote MCP server, or complete one.",
-        answer=LoginAnswer,
         errors=(404, 409),
         body_optional=True,
         acts=True,
     )
     async def login(self, request: Request, wanted: LoginRequest) -> LoginAnswer:
         name = request.params["name"]
-        try:
+        with server_problems():
             if wanted.url is not None:
                 self._servers.complete_login(name, wanted.url)
                 return LoginAnswer(completed=True)
             return LoginAnswer(await self._servers.begin_login(name))
-        except ServerError as error:
-            raise _problem(error) from None
 
     @route(
         "GET /v1/mcp/callback",
         None,
         "Where an authorization server sends the browser after a login to an MCP server.",
         media=("text/html",),
-        query=(
-            Query("state", "The state of the login."),
-            Query("code", "The authorization code."),
-            Query("iss", "The authorization server."),
-            Query("error", "Why there is no code."),
-            Query("error_description", "The same for people."),
-        ),
+        query=CALLBACK,
         errors=(400, 401),
         guessable=True,
     )
     async def callback(self, request: Request) -> Reply:
-        names = ("state", "code", "iss", "error", "error_description")
-        query = {name: value for name in names if (value := request.query(name)) is not None}
-        try:
-            self._servers.complete_login(None, _address(query))
-        except ServerError as error:
-            raise Problem(401, "unauthorized", str(error)) from None
+        query = {one.name: value for one in CALLBACK if (value := request.query(one.name)) is not None}
+        with refusing(ServerError, status=401, code="unauthorized"):
+            self._servers.complete_login(None, f"?{urlencode(query)}")
         text = PAGE.format("The login is complete; you can close this page. <code>farhand mcp list</code> shows more.")
         return Reply(text.encode(), content_type=b"text/html; charset=utf-8")
-
-
-def _address(query: dict[str, str]) -> str:
-    return f"?{urlencode(query)}"
-
-
-def _problem(error: ServerError) -> Problem:
-    return Problem(STATUSES.get(error.code, 400), error.code, str(error))

@@ -1,4 +1,4 @@
-"""Hides parts of secrets where a node cut a longer text.
+"""Remove the gateway's secrets from results of calls, and parts of secrets where a node cut a longer text.
 
 A node does not know the gateway's secrets. While a command prints, it shows the newest characters again and again, so a
 secret could leave in two harmless-looking halves. Where such an excerpt begins or ends in the middle of a text, what
@@ -11,11 +11,14 @@ from typing import Any, Final
 
 import msgspec
 
+from farhand.gateway.calls.open_call import result_of
 from farhand.machine.search.grep import LINE
+from farhand.protocol.calls import ToolFailure, ToolResult
 from farhand.protocol.errors import Failed
 from farhand.protocol.json_limits import decode_bounded
 from farhand.protocol.redaction import KnownSecrets
 from farhand.protocol.version import MIB
+from farhand.store.tables.calls import CallRecord
 from farhand.tools.node_shell import TAIL_CHARS
 
 # Suffixes of the tools that return excerpts. `Read` returns whole lines.
@@ -23,6 +26,15 @@ CUTTING: Final = ("__Bash", "__Process", "__Grep")
 
 # Of such an answer. Output has at most 200,000 characters, a search as many bytes as a node sends for it.
 MAX_BYTES: Final = 16 * MIB
+
+
+def redacted(record: CallRecord, secrets: KnownSecrets) -> ToolResult:
+    """Return the result of a call that has ended, without secrets: for a model, or to be shortened."""
+    result = result_of(record)
+    if result.error is not None:
+        error = ToolFailure(result.error.kind, secrets.redact_text(result.error.message))
+        return msgspec.structs.replace(result, error=error)
+    return msgspec.structs.replace(result, result=msgspec.Raw(secrets.redact(bytes(result.result))))
 
 
 def hide_cuts(result: msgspec.Raw, secrets: KnownSecrets) -> msgspec.Raw:

@@ -1,4 +1,7 @@
-"""The node socket, loaded with the first connection: it and its libraries take a tenth of the gateway's start time."""
+"""What the node socket uses of the gateway: passes the messages of nodes to the services they are for.
+
+The socket itself is loaded with the first connection: with its libraries, it takes a tenth of the gateway's start time.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ from farhand.protocol.messages import (
 from farhand.protocol.version import MAX_TOOL_RESPONSE_BYTES
 
 if TYPE_CHECKING:
-    from farhand.api.node_socket.upgrade import Admission, NodeDoor, OtherSocket
+    from farhand.api.node_socket.upgrade import Admission, NodeSockets, OtherSocket
 
 
 class NodeServices(msgspec.Struct, frozen=True):
@@ -114,7 +117,7 @@ def _bounded(response: ToolResponse) -> ToolResponse:
     return ToolResponse(response.request_id, False, error=ToolFailure("failed", message))
 
 
-def node_door(
+def node_socket_factory(
     services: NodeServices, guard: Admission, others: Mapping[str, OtherSocket]
 ) -> Callable[..., asyncio.Protocol]:
     """Return the protocol factory that uvicorn calls for each WebSocket upgrade.
@@ -123,11 +126,13 @@ def node_door(
     """
 
     @functools.cache
-    def door() -> NodeDoor:
-        made: NodeDoor = importlib.import_module("farhand.api.node_socket.upgrade").NodeDoor(services, guard, others)
+    def sockets() -> NodeSockets:
+        made: NodeSockets = importlib.import_module("farhand.api.node_socket.upgrade").NodeSockets(
+            services, guard, others
+        )
         return made
 
-    def open_door(**connection: Any) -> asyncio.Protocol:
-        return door()(**connection)
+    def open_socket(**connection: Any) -> asyncio.Protocol:
+        return sockets()(**connection)
 
-    return open_door
+    return open_socket

@@ -1,4 +1,4 @@
-"""Answers to what an MCP server asks its client: input of the user, and replies of the model."""
+"""Answer the requests of MCP servers to their client: for input of the user, and for replies of the model."""
 
 from __future__ import annotations
 

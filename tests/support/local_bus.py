@@ -1,4 +1,4 @@
-"""The bus of a single gateway: messages stay within the process."""
+"""A bus within one process, which passes the contract suite of the bus."""
 
 from __future__ import annotations
 

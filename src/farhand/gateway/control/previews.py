@@ -26,7 +26,7 @@ LARGEST_PREVIEW: Final = 4 * MIB
 LONGEST_LINE: Final = 4096
 
 
-class Effects:
+class CallPreviews:
     """Previews calls. For a call that its tool cannot preview, only the arguments are known."""
 
     def __init__(self, queries: Queries) -> None:

@@ -17,8 +17,8 @@ import msgspec
 
 from farhand import __version__
 from farhand.cli.client import ClientError, reason_of
-from farhand.cli.json_output import json_option
-from farhand.cli.output import remark, show_json
+from farhand.cli.json_output import json_option, wants_json
+from farhand.cli.output import show
 from farhand.cli.setup.service import installed_services
 from farhand.machine.home import home_folder
 from farhand.packaging.bundle_main import data_folder
@@ -67,8 +67,8 @@ def _is_editable() -> bool:
 
 @click.command()
 @click.option("--dry-run", is_flag=True, help="Show the command, and run nothing.")
-@json_option()
-def upgrade(dry_run: bool, as_json: bool) -> None:
+@json_option(expose_value=False)
+def upgrade(dry_run: bool) -> None:
     """Upgrade Farhand with the program that installed it: pipx, uv or pip.
 
     \b
@@ -82,16 +82,17 @@ def upgrade(dry_run: bool, as_json: bool) -> None:
             "failed", f"farhand {__version__} was not installed by a program that upgrades it; {found.advice}"
         )
     if dry_run:
-        _show({"version": __version__, "kind": found.kind, "command": list(found.upgrade)}, as_json)
+        show({"version": __version__, "kind": found.kind, "command": list(found.upgrade)}, _show)
         return
-    _run(found.upgrade, as_json=as_json)
+    _run(found.upgrade)
     services = installed_services()
-    if as_json:
-        show_json({"kind": found.kind, "upgraded_from": __version__, "restart": [one.spec.name for one in services]})
-        return
-    for one in services:
-        option = " --node" if one.spec.name.endswith("-node") else ""
-        remark(f"restart the service: farhand service stop{option}; farhand service start{option}")
+    options = [" --node" if one.spec.name.endswith("-node") else "" for one in services]
+    show(
+        {"kind": found.kind, "upgraded_from": __version__, "restart": [one.spec.name for one in services]},
+        hint="\n".join(
+            f"restart the service: farhand service stop{one}; farhand service start{one}" for one in options
+        ),
+    )
 
 
 @click.command()
@@ -99,8 +100,8 @@ def upgrade(dry_run: bool, as_json: bool) -> None:
 @click.option("--purge", is_flag=True, help="Delete the home, too: settings, keys, history, the agents' files.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--dry-run", is_flag=True, help="Show what would be removed, and remove nothing.")
-@json_option()
-def uninstall(home: str | None, purge: bool, yes: bool, dry_run: bool, as_json: bool) -> None:
+@json_option(expose_value=False)
+def uninstall(home: str | None, purge: bool, yes: bool, dry_run: bool) -> None:
     """Stop and remove services, and remove Farhand. The home stays unless --purge is given.
 
     \b
@@ -120,25 +121,22 @@ def uninstall(home: str | None, purge: bool, yes: bool, dry_run: bool, as_json: 
         "delete": [str(path) for path in files],
     }
     if dry_run:
-        _show(plan, as_json)
+        show(plan, _show)
         return
     if not any(plan.values()):
         raise ClientError("failed", f"nothing to remove: this is a {found.kind} installation; delete it yourself")
     if not yes:
-        if as_json or not sys.stdin.isatty():
+        if wants_json() or not sys.stdin.isatty():
             raise click.UsageError("without a terminal, give --yes; --dry-run shows what would be removed.")
-        _show(plan, as_json)
+        _show(plan)
         click.confirm("Remove all this?", abort=True)
     for one in services:
         one.uninstall()
     for path in files:
         _delete(path)
     if found.remove is not None:
-        _run(found.remove, as_json=as_json)
-    if as_json:
-        show_json(plan)
-    else:
-        print("removed" if purge else f"removed; the home {home_folder(home)} stays")
+        _run(found.remove)
+    show(plan, "removed" if purge else f"removed; the home {home_folder(home)} stays")
 
 
 def _leads_into(link: Path, folders: tuple[Path, ...]) -> bool:
@@ -155,10 +153,7 @@ def _delete(path: Path) -> None:
         raise ClientError("failed", f"cannot delete {path}: {reason_of(error)}") from None
 
 
-def _show(plan: Mapping[str, object], as_json: bool) -> None:
-    if as_json:
-        show_json(plan)
-        return
+def _show(plan: Mapping[str, object]) -> None:
     for name, value in plan.items():
         text = " ".join(value) if name == "command" and isinstance(value, list) else value
         for line in text if isinstance(text, list) else [text]:
@@ -166,10 +161,10 @@ def _show(plan: Mapping[str, object], as_json: bool) -> None:
                 print(f"{name.ljust(8)}  {line}")
 
 
-def _run(command: tuple[str, ...], *, as_json: bool) -> None:
+def _run(command: tuple[str, ...]) -> None:
     """Run a program with its output on ours; standard output is kept for the document of --json."""
     try:
-        done = subprocess.run(command, check=False, stdout=sys.stderr if as_json else None, env=dict(os.environ))
+        done = subprocess.run(command, check=False, stdout=sys.stderr if wants_json() else None, env=dict(os.environ))
     except OSError as error:
         raise ClientError("failed", f"cannot run {' '.join(command)}: {reason_of(error)}") from None
     if done.returncode:

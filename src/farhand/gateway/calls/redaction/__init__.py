@@ -1,1 +1,0 @@
-"""Redaction of what leaves the gateway in parts: excerpts and the output of commands."""

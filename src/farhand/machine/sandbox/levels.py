@@ -1,0 +1,213 @@
+"""The sandbox that an owner asks for, by the options of a node or by `[sandbox]`, and the best that a machine gives."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from farhand.machine.sandbox.bubblewrap import Sandbox, identity_of
+from farhand.machine.sandbox.confinement import Mount, SandboxError, Steering
+from farhand.machine.sandbox.egress import NetworkRule
+from farhand.machine.sandbox.landlock import LandlockSandbox
+from farhand.machine.sandbox.launch import Launch
+from farhand.machine.sandbox.resources import AppliedLimits
+from farhand.machine.sandbox.system_view import contains
+from farhand.protocol.errors import Failed
+
+BUBBLEWRAP: Final = "bubblewrap"
+LANDLOCK: Final = "landlock"
+NONE: Final = "none"
+AUTO: Final = "auto"
+LEVELS: Final = (AUTO, BUBBLEWRAP, LANDLOCK, NONE)
+MOST_LINKS: Final = 40
+
+
+class SandboxPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What confines commands."""
+
+    # The folder of commands, and others that they see.
+    workspace: str
+    mounts: tuple[Mount, ...] = ()
+    # One of `LEVELS` but `none`; `auto` takes the best that works.
+    level: str = AUTO
+    network: NetworkRule = NetworkRule("none")
+    limits: AppliedLimits = AppliedLimits()
+    # `uid`, `uid:gid` or a name; empty: that of this program.
+    user: str = ""
+    steering: Steering = Steering.NONE
+    # Folders that appear empty, wherever they are in a mount.
+    hidden: tuple[str, ...] = ()
+    # The folder of the egress proxy's socket; needed for the networks `local` and `allow`.
+    egress: str = ""
+    # Trials count what they change themselves.
+    is_trial: bool = False
+
+    def of_trials(self, workspace: str, roots: Sequence[str] = ()) -> SandboxPlan:
+        """Return the plan of trials in these folders: without network, as this program's user."""
+        return msgspec.structs.replace(
+            self,
+            workspace=workspace,
+            mounts=writable_mounts(roots, workspace),
+            network=NetworkRule("none"),
+            user="",
+            steering=Steering.NONE,
+            egress="",
+            is_trial=True,
+        )
+
+
+class ChosenSandbox:
+    """Confines commands as a plan says, by the best mechanism that works here, which `check` finds out."""
+
+    def __init__(self, plan: SandboxPlan) -> None:
+        """Raises SandboxError for a plan that no machine can follow."""
+        self.plan = plan
+        self.workspace = os.path.realpath(plan.workspace)
+        self.mounts = plan.mounts
+        self.disk = plan.limits.disk
+        # The level that works, and why it is not a better one.
+        self.level = ""
+        self.reason = ""
+        self._identity = identity_of(plan.user)
+        for mount in plan.mounts:
+            if not mount.host.startswith("/") or not mount.container.startswith("/") or ".." in mount.container:
+                raise SandboxError(f"sandbox mount {mount.host!r} on {mount.container!r}: both must be absolute paths")
+        _refuse_movable(plan)
+        self._prefix: list[str] = []
+        limits = plan.limits
+        if limits.disk and not plan.is_trial:
+            writable = [self.workspace, *(mount.host for mount in plan.mounts if mount.writable)]
+            self._prefix = Launch(cgroup=limits.cgroup, disk=limits.disk, counted=outermost(writable)).words()
+        elif limits.cgroup:
+            self._prefix = Launch(cgroup=limits.cgroup).words()
+        self._chosen: Sandbox | LandlockSandbox | None = None
+        self._lock = threading.Lock()
+
+    def check(self) -> None:
+        """Choose the mechanism. Raises Failed with the reasons if none works; a choice is not repeated."""
+        with self._lock:
+            if self._chosen is not None:
+                return
+            reasons = []
+            for level in (BUBBLEWRAP, LANDLOCK) if self.plan.level == AUTO else (self.plan.level,):
+                try:
+                    found = self._made(level)
+                    found.check()
+                except (Failed, SandboxError) as error:
+                    said = str(error).removeprefix("sandbox: ").removesuffix("; the command did not run")
+                    reasons.append(f"{level}: {said}")
+                    continue
+                self.level, self.reason, self._chosen = level, "; ".join(reasons), found
+                return
+            raise Failed(f"sandbox: {'; '.join(reasons)}; the command did not run")
+
+    def words(
+        self,
+        workdir: str,
+        environment: Mapping[str, str] | None = None,
+        *,
+        may_steer: bool | None = None,
+        inherit: bool = False,
+    ) -> list[str]:
+        """Return the prefix of a shell command that runs in `workdir`. Raises Failed, NotAllowed."""
+        self.check()
+        assert self._chosen is not None
+        inner = self._chosen.words(workdir, environment, may_steer=may_steer, inherit=inherit)
+        return [*self._prefix, *inner]
+
+    @property
+    def levels(self) -> dict[str, str]:
+        """Return how commands are confined, and how their resources are limited, for display."""
+        found = {"sandbox": self.level, "limits": self.plan.limits.level}
+        return {name: level for name, level in found.items() if level}
+
+    def _made(self, level: str) -> Sandbox | LandlockSandbox:
+        plan = self.plan
+        if level == BUBBLEWRAP:
+            return Sandbox(
+                plan.workspace,
+                mounts=plan.mounts,
+                network=plan.network.kind == "host",
+                user=plan.user,
+                steering=plan.steering,
+                hidden=plan.hidden,
+                launch=Launch(limits=plan.limits.each),
+                egress=plan.egress or None,
+                temporary=plan.limits.temporary,
+            )
+        return LandlockSandbox(
+            plan.workspace,
+            mounts=plan.mounts,
+            network=plan.network.kind == "host",
+            user=self._identity,
+            steering=plan.steering,
+            hidden=plan.hidden,
+            limits=plan.limits.each,
+            egress=plan.egress or None,
+            temporary=plan.limits.temporary,
+        )
+
+
+def sandbox_of_trials(plan: SandboxPlan) -> ChosenSandbox:
+    """Return the sandbox of a plan of trials. Raises Failed if no machine can give it."""
+    try:
+        return ChosenSandbox(plan)
+    except SandboxError as error:
+        raise Failed(f"this machine has no sandbox for trials: {error}; the command did not run") from None
+
+
+def outermost(folders: Sequence[str]) -> tuple[str, ...]:
+    """Return the real paths of the folders that do not lie in another one."""
+    found: list[str] = []
+    for folder in sorted({os.path.realpath(folder) for folder in folders}):
+        if not any(contains(outer, folder) for outer in found):
+            found.append(folder)
+    return tuple(found)
+
+
+def writable_mounts(roots: Sequence[str], workspace: str | os.PathLike[str]) -> tuple[Mount, ...]:
+    """Return the mounts of lent folders besides the workspace."""
+    real = dict.fromkeys(os.path.realpath(root) for root in roots)
+    return tuple(Mount(root, root, writable=True) for root in real if root != os.path.realpath(workspace))
+
+
+def _refuse_movable(plan: SandboxPlan) -> None:
+    """Raise SandboxError if a command could rename a hidden folder, or one above it, and so uncover what is in it.
+
+    Directly in a folder that commands may write, the hidden one is a mount point of the sandbox, which cannot be
+    renamed. A link to it could be.
+    """
+    writable = [plan.workspace, *(mount.host for mount in plan.mounts if mount.writable)]
+    for hidden in map(Path, plan.hidden):
+        for lent in (Path(folder).resolve() for folder in writable):
+            for place in places(hidden):
+                depth = len(place.relative_to(lent).parts) if place.is_relative_to(lent) else 0
+                if depth and not (depth == 1 and place == hidden.resolve()):
+                    raise SandboxError(
+                        f"the home {hidden} lies within {lent}, where a command could move it, and its limits would be "
+                        "lost; use other folders, or choose a home elsewhere with --home"
+                    )
+
+
+def places(path: Path) -> Iterator[Path]:
+    """Yield every folder and link through which a path leads, each at its own place."""
+    at, left, links = Path("/"), list(reversed(path.absolute().parts[1:])), 0
+    while left:
+        name = left.pop()
+        if name == "..":
+            at = at.parent
+            continue
+        here = at / name
+        yield here
+        if here.is_symlink() and links < MOST_LINKS:
+            links += 1
+            target = here.readlink()
+            at = Path("/") if target.is_absolute() else at
+            left += [part for part in reversed(target.parts) if part != "/"]
+        else:
+            at = here
