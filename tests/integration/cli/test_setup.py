@@ -128,6 +128,7 @@ def test_it_asks_on_a_terminal(model: ModelServer, tmp_path: Path) -> None:
         terminal.expect("custom/m answered")
         terminal.expect("2. Machines")
         terminal.expect("3. A chat channel")
+        terminal.expect("Token, or Enter to skip")  # a hidden prompt discards what was typed before it
         terminal.type("\n")
         terminal.expect("4. An MCP client")
         terminal.type("\n")

@@ -171,6 +171,6 @@ def test_the_page_shows_every_route(gateway: GatewayProcess, described: Any) -> 
         page.goto(f"{gateway.url}/docs")
         page.wait_for_selector("details")
         assert page.locator("details").count() == sum(len(methods) for methods in described["paths"].values())
-        page.fill("#filter", "agent/process")
+        page.fill("#filter", "post /agent/process")
         assert page.locator("details:visible").count() == 1
         browser.close()

@@ -741,7 +741,7 @@ def test_the_keeper_needs_nothing_but_the_standard_library() -> None:
         sys.path.append(sys.argv[1])
         import farhand.machine.jobs.keeper
         ours = sorted(name for name in sys.modules if name.partition(".")[0] == "farhand")
-        modules = ["channels", "ipc_server", "keeper", "output", "process_tree", "spawn", "terminal", "worker"]
+        modules = ["ipc_server", "keeper", "output", "pipes", "process_tree", "spawn", "terminal", "worker"]
         package = "farhand.machine.jobs"
         assert ours == ["farhand", "farhand.machine", package, *(f"{package}.{name}" for name in modules)], ours
         heavy = {"asyncio", "pathlib", "dataclasses", "logging", "subprocess"} & set(sys.modules)
