@@ -21,7 +21,7 @@ import tempfile
 import termios
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from statistics import median, quantiles
 
@@ -161,8 +161,15 @@ class Screen:
             os.read(self._master, 65536)
 
     def end(self) -> None:
-        os.kill(self.process_id, 9)
-        os.waitpid(self.process_id, 0)
+        """End the input, and with it the program on the other side."""
+        os.write(self._master, b"\n\x04")
+        deadline = time.monotonic() + 10.0
+        while os.waitpid(self.process_id, os.WNOHANG)[0] == 0:
+            if time.monotonic() > deadline:
+                os.kill(self.process_id, 9)
+            if select.select([self._master], [], [], 0.05)[0]:
+                with suppress(OSError):  # its terminal is closed
+                    os.read(self._master, 65536)
         os.close(self._master)
 
 

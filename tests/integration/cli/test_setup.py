@@ -11,7 +11,7 @@ import pytest
 from tests.integration.cli.conftest import Command
 from tests.integration.cli.test_approval_prompt import Terminal
 from tests.support.harness import GatewayProcess, free_port
-from tests.support.model_server import ModelServer, text
+from tests.support.model_server import ModelServer, Reply, Request, error, text
 
 SETTINGS = """# my gateway
 [policy]
@@ -48,7 +48,7 @@ def test_a_model_is_tested_written_and_used_without_a_restart(model: ModelServer
     with GatewayProcess(home, env={"OFFICE_KEY": "sk-office-0123456789", "OPENAI_API_KEY": None}):
         assert command("chat", "-m", "hello").status == 1
         done = command("setup", "--model", "qwen3", "--base-url", model.url, "--api-key-env", "OFFICE_KEY", "--yes")
-        assert done.status == 0 and "custom/qwen3 answered" in done.out and "running gateway" in done.err
+        assert done.status == 0 and "custom/qwen3 answered" in done.out and "the running gateway uses it" in done.err
         assert model.requests[-1].headers["authorization"] == "Bearer sk-office-0123456789"
         assert command("chat", "-m", "hello").out.strip() == "ok"
         checks = {one["name"]: one for one in command("doctor", "--json").json()["checks"]}
@@ -65,6 +65,17 @@ def test_a_model_is_tested_written_and_used_without_a_restart(model: ModelServer
         assert line in kept
     assert written(home)["providers"] == {"custom": {"base_url": model.url, "api_key_env": "OFFICE_KEY"}}
     assert (home / "farhand.toml").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_gateway_without_the_key_is_named(tmp_path: Path) -> None:
+    command = clean(tmp_path / "home", OFFICE_KEY="sk-office-0123456789")
+
+    def answer(asked: Request) -> Reply:
+        return text("ok") if "sk-office" in asked.headers.get("authorization", "") else error(401, "no key")
+
+    with ModelServer(answer=answer) as model, GatewayProcess(tmp_path / "home", env={"OPENAI_API_KEY": None}):
+        done = command("setup", "--model", "qwen3", "--base-url", model.url, "--api-key-env", "OFFICE_KEY", "--yes")
+        assert done.status == 0 and "the running gateway cannot use it yet" in done.err, done
 
 
 @pytest.mark.parametrize(

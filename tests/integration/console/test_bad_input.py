@@ -60,17 +60,21 @@ def test_of_a_hundred_megabytes_the_end_is_shown(gateway: GatewayProcess, node: 
     one.seen(page.locator("#calls"), "Bash")
 
 
-def test_ten_thousand_machines_are_rows_that_can_be_filtered(gateway: GatewayProcess, node: NodeProcess, visit: Open) -> None:
+def test_ten_thousand_machines_are_rows_that_can_be_filtered(
+    gateway: GatewayProcess, node: NodeProcess, visit: Open
+) -> None:
     one = visit()
     page = one.page
     page.add_init_script(f"""
         const fetched = window.fetch;
-        const machine = (n) => ({{node_id: `m-${{n}}`, name: {HOSTILE!r}, label: "", node_type: "linux", version: "1", tags: [],
-            reported_tags: [], capabilities: [], refused_capabilities: [], tools: [], role: "", online: true, frozen: false,
+        const machine = (n) => ({{node_id: `m-${{n}}`, name: {HOSTILE!r}, label: "",
+            node_type: "linux", version: "1", tags: [], reported_tags: [], capabilities: [], refused_capabilities: [],
+            tools: [], role: "", online: true, frozen: false,
             connected_at: 1, last_seen: 1, running: 0, runtime: {{}}}});
         const nodes = Array.from({{length: 10_000}}, (_, n) => machine(n));
         window.fetch = (path, options) => path === "v1/nodes"
-            ? Promise.resolve(new Response(JSON.stringify({{nodes, primary: null, count: 10_000}}))) : fetched(path, options);
+            ? Promise.resolve(new Response(JSON.stringify({{nodes, primary: null, count: 10_000}})))
+            : fetched(path, options);
     """)
     one.sign_in(gateway, "overview")
     one.seen(page.locator("main"), "10000 of 10000 online")
@@ -90,7 +94,9 @@ def test_ten_thousand_machines_are_rows_that_can_be_filtered(gateway: GatewayPro
     one.seen(page.locator("main article"), "m-9999")
     assert page.evaluate("window.hit") is None
     one.refused.clear()
-    one.complaints = [said for said in one.complaints if "404" not in said]  # measurements of machines that are not there
+    one.complaints = [
+        said for said in one.complaints if "404" not in said
+    ]  # measurements of machines that are not there
 
 
 @pytest.mark.parametrize("hours", [-49, 49])
@@ -140,7 +146,9 @@ def test_one_is_killed_while_everything_is_open(
     one.seen(chat.get_by_label("Live output"), "begun")
     files.goto(f"{gateway.url}/#/files/hands")
     destination = f"gsv:{killed}"
-    copied = gateway.request("POST", "/v1/transfers", {"source": "hands:large", "destination": destination, "background": True})
+    copied = gateway.request(
+        "POST", "/v1/transfers", {"source": "hands:large", "destination": destination, "background": True}
+    )
     assert copied.status in (200, 201, 202), copied
     one.seen(files.locator(".transfer").filter(has_text=destination))
     if killed == "machine":

@@ -67,7 +67,9 @@ def test_hostile_words_stay_words(staffed: GatewayProcess, visit: Open) -> None:
     one.seen(page.locator("form"), HOSTILE)
     call_with(one, f'{{"seconds": 0, "note": "{HOSTILE}"}}')
     one.seen(page.locator("#outcome pre"), HOSTILE)
-    call = staffed.invoke("hands__Bash", {"command": f"echo '{HOSTILE}'; printf '\\033[31mred\\033]0;title\\007 \\033[2J'"})
+    call = staffed.invoke(
+        "hands__Bash", {"command": f"echo '{HOSTILE}'; printf '\\033[31mred\\033]0;title\\007 \\033[2J'"}
+    )
     one.go(f"calls/{call['request_id']}")
     one.seen(page.get_by_label("Output"), f"{HOSTILE}\nred ")
     one.go("machines/lab/about")

@@ -191,7 +191,9 @@ def test_many_tabs_share_one_stream(shared_gateway: GatewayProcess, visit: Open)
     """Browsers open six connections to a server; more tabs than that work, also when the one that reads is gone."""
     one = visit()
     streams: list[str] = []
-    one.context.on("request", lambda request: streams.append(request.url) if request.url.endswith("/v1/events") else None)
+    one.context.on(
+        "request", lambda request: streams.append(request.url) if request.url.endswith("/v1/events") else None
+    )
     page = one.sign_in(shared_gateway, "calls")
     secret = page.evaluate("sessionStorage.getItem('farhand /')")
     others = [one.context.new_page() for _ in range(7)]

@@ -39,7 +39,7 @@ SCREENS = {
     "Add machine": "add",
     "Settings": "settings",
 }
-# What else the screens show, by the name of its picture: the screen and the address. `CALL` is a call, `JOB` a schedule.
+# What else the screens show, by the name of its picture: the screen and the address. `CALL` is a call, `JOB` a job.
 PARTS = {
     "call": ("Calls", "calls/CALL"),
     "machine-list": ("Machines", "machines"),
@@ -119,7 +119,10 @@ def lived_in(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProces
             token = {"label": "ci", "scopes": ["read"], "tools": ["hands__Read"]}
             limits = [{"unit": "calls", "amount": 500}, {"unit": "bytes", "amount": 10**9, "period": "total"}]
             assert gateway.request("POST", "/v1/tokens", {**token, "budget": limits}).status == 201
-            for subject, limit in (("all", {"unit": "money", "amount": 20}), ("agent:main", {"unit": "tokens", "amount": 200_000})):
+            for subject, limit in (
+                ("all", {"unit": "money", "amount": 20}),
+                ("agent:main", {"unit": "tokens", "amount": 200_000}),
+            ):
                 assert gateway.request("PUT", "/v1/budgets", {"subject": subject, "limits": [limit]}).status == 200
             gateway.request("PUT", "/v1/workspace/main/MEMORY.md", "# Memory\n\nThe cat is called Ada.\n")
             said = {"message": "good morning", "wait_seconds": 60}
@@ -132,7 +135,9 @@ def go_on(page: Any, title: str) -> None:
     page.wait_for_function("(title) => document.querySelector('header h1')?.textContent === title", arg=title)
 
 
-@pytest.mark.parametrize(("width", "height", "theme"), [(1400, 900, "light"), (1400, 900, "dark"), (390, 844, "light"), (390, 844, "dark")])
+@pytest.mark.parametrize(
+    ("width", "height", "theme"), [(1400, 900, "light"), (1400, 900, "dark"), (390, 844, "light"), (390, 844, "dark")]
+)
 def test_every_screen(lived_in: GatewayProcess, visit: Open, width: int, height: int, theme: str) -> None:
     one = visit(viewport={"width": width, "height": height}, color_scheme=theme, reduced_motion="reduce")
     page = one.sign_in(lived_in)
@@ -149,7 +154,9 @@ def test_every_screen(lived_in: GatewayProcess, visit: Open, width: int, height:
             one.seen(page.locator("details dl.facts"), "signed with")
             page.locator("details pre").scroll_into_view_if_needed()
         assert page.evaluate("document.documentElement.scrollWidth") <= width, name
-        wider = page.evaluate("() => { const main = document.getElementById('main'); return main.scrollWidth - main.clientWidth; }")
+        wider = page.evaluate(
+            "() => { const main = document.getElementById('main'); return main.scrollWidth - main.clientWidth; }"
+        )
         assert wider <= 1, f"{name} scrolls sideways by {wider} pixels"
         if (width, theme) in CHECKED:
             problems += [(name, one) for one in page.evaluate(CHECK)]
@@ -377,7 +384,9 @@ def test_a_token_gets_a_budget_and_a_used_up_one_is_said_to_be(lived_in: Gateway
     secret = page.locator("code.secret")
     one.seen(secret, "fhc_")
     told = {"tool": "hands__Bash", "args": {"command": "true"}}
-    states = [lived_in.request("POST", "/v1/tools/invoke", told, token=secret.inner_text()).json()["ok"] for _ in range(2)]
+    states = [
+        lived_in.request("POST", "/v1/tools/invoke", told, token=secret.inner_text()).json()["ok"] for _ in range(2)
+    ]
     assert states == [True, False]
     page.get_by_role("row").filter(has_text="spender").get_by_role("link", name="Budgets").click()
     one.seen(page.get_by_role("dialog"), "Budget: spender")
@@ -548,8 +557,8 @@ def test_a_list_of_100_000_calls_scrolls_at_50_frames_a_second(
     page = one.page
     page.add_init_script("""
         const fetched = window.fetch;
-        const call = (n) => ({id: `id-${n}`, request_id: `id-${n}`, tool: "hands__Bash", state: "ok", route: {kind: "node"},
-            created_at: Date.now(), duration_ms: n, args: {command: `echo ${n}`}});
+        const call = (n) => ({id: `id-${n}`, request_id: `id-${n}`, tool: "hands__Bash", state: "ok",
+            route: {kind: "node"}, created_at: Date.now(), duration_ms: n, args: {command: `echo ${n}`}});
         const calls = () => Array.from({length: 100_000}, (_, n) => call(200_000 - n));
         window.fetch = (path, options) => /^v1\\/calls\\?.*limit=200/.test(path)
             ? Promise.resolve(new Response(JSON.stringify({calls: calls()}))) : fetched(path, options);

@@ -31,7 +31,9 @@ def test_a_terminal_survives_a_reload_and_has_two_viewers(
     opened(one, page, f"echo '{HOSTILE}'; PS1='ready> ' bash --norc")
     shown(page, re.compile(r"onerror.*ready>", re.DOTALL), one)
     # Its colours and sizes apply, although the content policy allows no inline styles.
-    style = page.locator(".xterm-rows").evaluate("(rows) => getComputedStyle(rows).whiteSpace + getComputedStyle(rows).fontFamily")
+    style = page.locator(".xterm-rows").evaluate(
+        "(rows) => getComputedStyle(rows).whiteSpace + getComputedStyle(rows).fontFamily"
+    )
     assert "pre" in style and "mono" in style
     page.locator(".xterm textarea").focus()
     page.keyboard.type("echo $((20 + 22))\n")

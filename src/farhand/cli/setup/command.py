@@ -142,10 +142,13 @@ def show_written(client: Client, changes: Changes, result: ProbeResult) -> None:
     if variable:
         remark(f"the gateway needs the variable {variable}, too, wherever it is started")
     try:
-        client.get("/v1/health")
-        remark("the running gateway uses it from now on")
+        checked = client.post("/v1/models/check", {})
     except ClientError:
-        pass  # none is running
+        return  # none is running
+    if checked.value["ok"]:
+        remark("the running gateway uses it from now on")
+    else:
+        remark(f"the running gateway cannot use it yet: {checked.value['error']}")
 
 
 def _load(client: Client) -> config.Config:
