@@ -51,6 +51,21 @@ const ESCAPES = /\u001b(?:\[[0-?]*[ -/]*[@-~]|\][^\u0007\u001b]*(?:\u0007|\u001b
 export const plain = (text: string): string =>
   visibly(text.replace(ESCAPES, "").replace(/\r+\n/g, "\n").replace(/[^\n]*\r(?=[^\n])/g, "").replace(/\r/g, ""));
 
+const SAME_IN_EVERY_LINE = ["ts", "level", "message", "event", "component", "nodeId", "workspace", "pid"];
+/** A line of a machine's log: the time, the level, the message and what else it says; any other line as it is. */
+export function logLine(line: string): string {
+  try {
+    const entry = JSON.parse(line) as Record<string, unknown>;
+    const at = Date.parse(String(entry.ts));
+    if (Number.isNaN(at) || typeof entry.message !== "string") return line;
+    const more = Object.entries(entry).filter(([name]) => !SAME_IN_EVERY_LINE.includes(name));
+    const shown = more.map(([name, value]) => `${name}=${typeof value === "string" ? value : JSON.stringify(value)}`);
+    return `${moment(at)}  ${String(entry.level).padEnd(5)}  ${[entry.message, ...shown].join("  ")}`;
+  } catch {
+    return line;
+  }
+}
+
 export const isOpen = ({ state }: { state: string }): boolean => state === "running" || state === "waiting";
 
 /** What a call does, in a line: its command or path, not only its tool. */

@@ -205,7 +205,7 @@ class AgentShellTools:
             if start.sandbox
             else "without a sandbox"
         )
-        limit = f"ended after {start.seconds:g} s" if start.seconds else "without a time limit"
+        limit = f"time limit {start.seconds:g} s" if start.seconds else "no time limit"
         summary = f"{'in the background, ' if background else ''}{where}, {limit}"
         return command_preview(start.command, start.folder, env=start.variables, stdin=input, summary=summary)
 

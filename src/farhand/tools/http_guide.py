@@ -177,7 +177,7 @@ class GuideTools:
     def preview_shell(self, *, command: str, cwd: str | None, timeout_seconds: float | str | None) -> Preview:
         folder, seconds = self._started(command, cwd, timeout_seconds)
         where = "in the sandbox" if self._confinement()[0] else "without a sandbox"
-        return command_preview(command, folder, summary=f"{where}, ended after {seconds:g} s")
+        return command_preview(command, folder, summary=f"{where}, time limit {seconds:g} s")
 
     def _started(self, command: str, cwd: str | None, timeout_seconds: float | str | None) -> tuple[str, float]:
         """Return the working folder and the time limit of a command."""

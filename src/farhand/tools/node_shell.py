@@ -77,7 +77,7 @@ class _Start(msgspec.Struct, frozen=True):
 
     @property
     def summary(self) -> str:
-        limit = f"ended after {self.timeout_ms / 1000:g} s" if self.timeout_ms else "without a time limit"
+        limit = f"time limit {self.timeout_ms / 1000:g} s" if self.timeout_ms else "no time limit"
         if self.terminal is not None:
             return f"in a terminal that takes any further input, {limit}"
         if self.background:

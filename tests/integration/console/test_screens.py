@@ -39,7 +39,7 @@ SCREENS = {
     "Add machine": "add",
     "Settings": "settings",
 }
-# What else the screens show, by the name of its picture: the screen and the address. `CALL` is a call, `JOB` a job.
+# What else the screens show, by the name of its picture: the screen and the address of a call, a job, a terminal.
 PARTS = {
     "call": ("Calls", "calls/CALL"),
     "machine-list": ("Machines", "machines"),
@@ -51,6 +51,7 @@ PARTS = {
     "schedule": ("Schedules", "schedules/JOB"),
     "memory-file": ("Memory and skills", "memory/file/MEMORY.md"),
     "skills": ("Memory and skills", "memory/skills"),
+    "shell": ("Terminal", "terminal/SHELL"),
     "access-tokens": ("Access", "access/tokens"),
     "access-always": ("Access", "access/always"),
     "access-connect": ("Access", "access/connect"),
@@ -124,7 +125,9 @@ def lived_in(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProces
                 ("agent:main", {"unit": "tokens", "amount": 200_000}),
             ):
                 assert gateway.request("PUT", "/v1/budgets", {"subject": subject, "limits": [limit]}).status == 200
-            gateway.request("PUT", "/v1/workspace/main/MEMORY.md", "# Memory\n\nThe cat is called Ada.\n")
+            gateway.request("PUT", "/v1/workspace/main/MEMORY.md", b"# Memory\n\nThe cat is called Ada.\n")
+            opened = {"node": "hands", "command": "ls -l; PS1='hands$ ' exec sh -i", "cols": 80, "rows": 24}
+            assert gateway.request("POST", "/v1/terminals", opened).status == 200
             said = {"message": "good morning", "wait_seconds": 60}
             assert gateway.request("POST", "/v1/sessions/main/messages", said).json()["state"] == "ok"
             yield gateway
@@ -145,10 +148,13 @@ def test_every_screen(lived_in: GatewayProcess, visit: Open, width: int, height:
     problems: list[Any] = []
     call = lived_in.get("/v1/calls?tool=hands__Bash&state=ok&limit=1")["calls"][0]["id"]
     job = lived_in.get("/v1/cron")["jobs"][0]["id"]
+    shell = lived_in.get("/v1/terminals")["terminals"][0]["terminal_id"]
     pictures = {re.sub(r"\W+", "-", title.lower()): (title, path) for title, path in SCREENS.items()}
     for name, (title, path) in {**pictures, **PARTS}.items():
-        one.go(path.replace("CALL", call).replace("JOB", job))
+        one.go(path.replace("CALL", call).replace("JOB", job).replace("SHELL", shell))
         go_on(page, title)
+        if name == "shell":
+            one.seen(page.locator(".xterm-rows"), "hands$")
         if name == "call":
             page.get_by_text("Receipt", exact=True).click()
             one.seen(page.locator("details dl.facts"), "signed with")
