@@ -6,7 +6,10 @@ import json
 import socket
 import time
 
-from tests.support.harness import GatewayProcess
+import pytest
+
+from farhand.api.server.connection_limits import MAX_OF_TOKEN
+from tests.support.harness import SHARED_TOKEN, GatewayProcess
 
 BODY = b'{"tool": "no.such.tool"}'
 
@@ -125,3 +128,69 @@ def test_a_path_in_a_whole_url_is_found(shared_gateway: GatewayProcess) -> None:
     with Raw(shared_gateway) as line:
         line.send(head(shared_gateway, f"GET http://127.0.0.1:{shared_gateway.port}/version?x=1 HTTP/1.1"))
         assert line.answer()[0].startswith(b"HTTP/1.1 200")
+
+
+SOCKET = ("Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13", f"Sec-WebSocket-Key: {'A' * 22}==")
+
+
+@pytest.mark.parametrize("lines", [(), ("Content-Length: 5",)])
+def test_a_socket_does_not_begin_before_the_answers_to_earlier_requests(
+    shared_gateway: GatewayProcess, lines: tuple[str, ...]
+) -> None:
+    """They would get among its frames, without a limit to what is kept for a client that does not read."""
+    call = head(shared_gateway, "POST /v1/tools/invoke HTTP/1.1", f"Content-Length: {len(BODY)}") + BODY
+    socket_head = head(shared_gateway, f"GET /v1/nodes/ws?token={SHARED_TOKEN} HTTP/1.1", *SOCKET, *lines)
+    with Raw(shared_gateway) as line:
+        line.send(call + socket_head + b"x" * (5 if lines else 0))
+        assert json.loads(line.answer()[1])["error"]["kind"] == "not_found"
+        top, body = line.answer()
+        assert top.startswith(b"HTTP/1.1 4") and b"connection: close\r\n" in top, body
+        assert line.rest() == b""
+
+
+def test_nothing_is_read_after_a_request_for_another_protocol(shared_gateway: GatewayProcess) -> None:
+    """The parser drops what arrived along with such a request, so that a part of a body could become a request."""
+    with Raw(shared_gateway) as line:
+        first = head(shared_gateway, "GET /version HTTP/1.1", "Connection: Upgrade", "Upgrade: h2c")
+        line.send(first + head(shared_gateway, "POST /v1/tools/invoke HTTP/1.1", "Content-Length: 100"))
+        line.send(head(shared_gateway, "GET /v1/tokens HTTP/1.1"))
+        assert line.rest().count(b"HTTP/1.1 ") == 1
+
+
+def test_a_request_in_place_of_a_refused_body_is_not_taken_for_it(shared_gateway: GatewayProcess) -> None:
+    with Raw(shared_gateway) as line:
+        line.send(head(shared_gateway, "POST /v1/nowhere HTTP/1.1", "Expect: 100-continue", "Content-Length: 60"))
+        top, _ = line.answer()
+        assert top.startswith(b"HTTP/1.1 404") and b"connection: close\r\n" in top and line.rest() == b""
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        pytest.param(b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", id="chunk"),
+        pytest.param(b"X: " + b"x" * 70_000, id="head"),
+    ],
+)
+def test_a_refusal_does_not_take_the_place_of_an_earlier_answer(shared_gateway: GatewayProcess, rest: bytes) -> None:
+    with Raw(shared_gateway) as line:
+        line.send(head(shared_gateway, "GET /version HTTP/1.1") + head(shared_gateway)[:-2] + rest)
+        assert line.answer()[0].startswith(b"HTTP/1.1 200")
+
+
+def test_a_token_keeps_so_many_connections(shared_gateway: GatewayProcess) -> None:
+    made = shared_gateway.request("POST", "/v1/tokens", {"scopes": ["read"]}).json()
+    request = head(shared_gateway, "GET /v1/freeze HTTP/1.1").replace(
+        shared_gateway.token.encode(), made["token"].encode()
+    )
+    lines = [Raw(shared_gateway) for _ in range(MAX_OF_TOKEN + 1)]
+    try:
+        for line in lines:
+            line.send(request)
+        closed = [line for line in lines if b"connection: close" in line.answer()[0]]
+        assert len(closed) == 1 and closed[0].rest() == b""
+        lines[0].send(head(shared_gateway, "GET /version HTTP/1.1"))
+        assert lines[0].answer()[0].startswith(b"HTTP/1.1 200")
+    finally:
+        for line in lines:
+            line.__exit__()
+    assert shared_gateway.request("DELETE", f"/v1/tokens/{made['id']}").status == 200

@@ -1,4 +1,5 @@
-"""Limits the connections that have not presented a credential: few at a time, and none for long.
+"""Limits the connections that have not presented a credential: few at a time, and none for long. Those of one token are
+limited as well, so that it cannot use up the descriptors.
 
 New connections are exempt for a moment, because after a restart all clients reconnect at once; there is an absolute
 limit all the same.
@@ -23,6 +24,8 @@ HEAD_SECONDS: Final = 10.0
 REQUEST_SECONDS: Final = 30.0
 MAX_CONNECTIONS: Final = 64
 MAX_OF_ADDRESS: Final = 8
+# Connections of one token that stay open after an answer.
+MAX_OF_TOKEN: Final = 256
 # Connections younger than this count only for the absolute limit.
 GRACE_SECONDS: Final = 1.0
 # When a check runs this late, the gateway was busy and read no requests meanwhile: nothing is closed this time.
@@ -52,6 +55,9 @@ class ConnectionLimits:
         # Oldest first: when it connected, and from where.
         self._open: dict[LimitedConnection, tuple[float, str]] = {}
         self._of_address: Counter[str] = Counter()
+        # Connections with a credential, and how many a token has.
+        self._held: dict[LimitedConnection, str] = {}
+        self._of_token: Counter[str] = Counter()
         self._check_scheduled = False
         # Connections that were closed since the last log line, and the address of the last one.
         self._dropped = 0
@@ -76,6 +82,24 @@ class ConnectionLimits:
             self._of_address[entry[1]] -= 1
             if not self._of_address[entry[1]]:
                 del self._of_address[entry[1]]
+
+    def hold(self, connection: LimitedConnection, token_id: str) -> bool:
+        """Count a connection of a token until its `release`; False if the token has too many already."""
+        if connection in self._held:
+            return True
+        if self._of_token[token_id] >= MAX_OF_TOKEN:
+            return False
+        self._held[connection] = token_id
+        self._of_token[token_id] += 1
+        return True
+
+    def release(self, connection: LimitedConnection) -> None:
+        """Forget a connection with a credential, as it has ended."""
+        token_id = self._held.pop(connection, None)
+        if token_id is not None:
+            self._of_token[token_id] -= 1
+            if not self._of_token[token_id]:
+                del self._of_token[token_id]
 
     def __len__(self) -> int:
         return len(self._open)

@@ -50,7 +50,8 @@ log = logging.getLogger(__name__)
 
 NODE_SOCKET = "/v1/nodes/ws"
 FILES_SOCKET = "/v1/nodes/files"
-# Key of the function in a request's scope to call once its sender is authenticated.
+# Key of the function in a request's scope to call once its sender is authenticated, with the id of a token other than
+# the owner's.
 ADMITTED = "farhand.admitted"
 # The authority of a request whose target is a whole URL.
 AUTHORITY = "farhand.authority"
@@ -232,7 +233,7 @@ class Guard:
                     granted = await self._granted_or_known(scope, headers, route)
                 caller = self._authenticate(scope, headers, method, granted, route)
                 if ADMITTED in scope:
-                    scope[ADMITTED]()
+                    scope[ADMITTED](None if caller.credential == OWNER else caller.credential.id)
             ending = caller.ending
             if route is None:
                 raise self._router.missing(method, scope["path"])

@@ -57,14 +57,20 @@ class HttpConnection(asyncio.Protocol):
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
         self._expects_continue = False
+        # Whether the client wants to go on after the latest request.
+        self._keep_alive = True
+        # The latest request asks for a WebSocket, and is not behind one that is not answered yet.
+        self._upgrading = False
         # Bytes received since the last complete head or piece of a body.
         self._unframed_bytes = 0
         self._unread_bytes = 0
         self._in_head = True
         self._reading = True
         self._writable: asyncio.Future[None] | None = None
-        # Since when nothing was asked; one timer looks at it, which is not set anew for each request.
+        # Since when nothing was asked, and whether a part of a request came since. One timer looks at them; it is not
+        # set anew for each request.
         self._idle_since: float | None = None
+        self._begun = False
         self._idle_timer: asyncio.TimerHandle | None = None
 
     # -- the connection -----------------------------------------------------------------------------------
@@ -80,6 +86,7 @@ class HttpConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         self._lift_limits()
+        self._limits.release(self)
         self._state.connections.discard(self)
         if self._idle_timer is not None:
             self._idle_timer.cancel()
@@ -95,7 +102,7 @@ class HttpConnection(asyncio.Protocol):
         if self._latest is None or self._latest.answered:
             self._transport.close()
         else:
-            self._latest.keep_alive = False
+            self._keep_alive = self._latest.keep_alive = False
 
     def drop(self) -> None:
         """Close the connection at once."""
@@ -108,6 +115,12 @@ class HttpConnection(asyncio.Protocol):
             self._deadline = None
             self._limits.remove(self)
 
+    def _admit(self, token_id: str | None) -> None:
+        """Lift the limits of strangers, as a request is authenticated; the limit of its token is in force instead."""
+        self._lift_limits()
+        if token_id is not None and not self._limits.hold(self, token_id) and self._serving is not None:
+            self._serving.keep_alive = False
+
     def _restart_deadline(self, seconds: float) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
@@ -117,7 +130,9 @@ class HttpConnection(asyncio.Protocol):
         self._idle_timer = None
         if self._idle_since is None:
             return  # it is set again after the next answer
-        left = self._idle_since + KEEP_ALIVE_SECONDS - self._loop.time()
+        # A part of a request, or the rest of a body that nobody reads, does not keep a connection open for good.
+        allowed = REQUEST_SECONDS if self._begun else KEEP_ALIVE_SECONDS
+        left = self._idle_since + allowed - self._loop.time()
         if left > 0:
             self._idle_timer = self._loop.call_later(left, self._check_idle)
         else:
@@ -127,17 +142,20 @@ class HttpConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._unframed_bytes += len(data)
-        self._idle_since = None
+        self._begun = True
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            if self._wants_socket():
+            if self._upgrading:
                 self._upgrade()
         except httptools.HttpParserError:
             self._refuse_unparsable()
         if self._unframed_bytes > MAX_HEAD_BYTES and not self._transport.is_closing():
             # The parser collects the name and value of a header piece by piece, which takes quadratic time.
-            if self._in_head:
+            if self._in_head and self._pending is not None:
+                self._pending.keep_alive = False
+                self._pause()
+            elif self._in_head:
                 self._refuse(Problem(431, "too_large", f"the request head exceeds {MAX_HEAD_BYTES} bytes"))
             else:
                 self.drop()
@@ -163,11 +181,16 @@ class HttpConnection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
+        self._idle_since = None
         self._unframed_bytes = 0
         if self._deadline is not None:
             self._restart_deadline(REQUEST_SECONDS)
         parser = self._parser
-        if parser.should_upgrade() and self._wants_socket():
+        upgrade = parser.should_upgrade()
+        # The answers to requests before it would get among the frames of the socket.
+        self._upgrading = upgrade and self._pending is None and self._wants_socket()
+        if self._upgrading:
+            self._latest = None
             return
         url = self._url
         if url.startswith(b"/") and b"#" not in url:
@@ -189,20 +212,24 @@ class HttpConnection(asyncio.Protocol):
         if separator and b"/" not in scheme:
             scope[AUTHORITY] = rest.partition(b"/")[0]
         if self._deadline is not None:
-            scope[ADMITTED] = self._lift_limits
-        keep_alive = parser.should_keep_alive() and parser.get_http_version() != "1.0"
-        before, self._latest = self._latest, HttpExchange(self, keep_alive=keep_alive)
+            scope[ADMITTED] = self._admit
+        # What follows a request for another protocol may be of that protocol.
+        self._keep_alive = parser.should_keep_alive() and parser.get_http_version() != "1.0" and not upgrade
+        # A client that waits for leave to send its body sends another request instead if it is refused (RFC 9110,
+        # section 10.1.1), which must not be taken for the body.
+        exchange = HttpExchange(self, keep_alive=self._keep_alive and not self._expects_continue)
+        before, self._latest = self._pending, exchange
         self._unread_bytes = 0
-        if before is None or before.answered:
-            self._start(scope, self._latest)
+        if before is None:
+            self._start(scope, exchange)
         else:
             self._pause()
-            self._waiting.append((scope, self._latest))
+            self._waiting.append((scope, exchange))
 
     def on_body(self, body: bytes) -> None:
         self._unframed_bytes = 0
-        exchange = self._latest
-        if exchange is not None and not exchange.answered:
+        exchange = self._pending
+        if exchange is not None:
             self._unread_bytes += len(body)
             if self._unread_bytes > MAX_UNREAD_BYTES:
                 self._pause()
@@ -210,8 +237,17 @@ class HttpConnection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         self._in_head = True
-        if self._latest is not None and not self._latest.answered:
-            self._latest.end()
+        exchange = self._pending
+        if exchange is not None:
+            if self._expects_continue:
+                self._expects_continue = False
+                exchange.keep_alive = self._keep_alive
+            exchange.end()
+
+    @property
+    def _pending(self) -> HttpExchange | None:
+        """Return the latest request, unless it is answered."""
+        return None if self._latest is None or self._latest.answered else self._latest
 
     def _wants_socket(self) -> bool:
         headers = dict(self._headers)
@@ -221,6 +257,7 @@ class HttpConnection(asyncio.Protocol):
     def _upgrade(self) -> None:
         """Give the connection to the protocol for WebSockets, which reads the request once more."""
         self._lift_limits()  # it limits its own unauthenticated connections
+        self._limits.release(self)
         if self._idle_timer is not None:
             self._idle_timer.cancel()
         self._state.connections.discard(self)
@@ -232,8 +269,11 @@ class HttpConnection(asyncio.Protocol):
         self._transport.set_protocol(protocol)
 
     def _refuse_unparsable(self) -> None:
-        """Refuse what cannot be parsed. A complete request before it is answered first; then the connection closes."""
-        pending = None if self._latest is None or self._latest.answered else self._latest
+        """Refuse what cannot be parsed. Complete requests before it are answered first; then the connection closes."""
+        pending = self._pending
+        if pending is not None and not pending.complete and self._waiting:
+            self._waiting.pop()
+            self._latest = pending = self._waiting[-1][1] if self._waiting else self._serving
         if pending is not None and pending.complete:
             pending.keep_alive = False
         elif pending is not None and pending.started:
@@ -277,6 +317,8 @@ class HttpConnection(asyncio.Protocol):
         self._unread_bytes = 0
         if self._expects_continue:
             self._expects_continue = False
+            if self._latest is not None:
+                self._latest.keep_alive = self._keep_alive
             self._transport.write(CONTINUE)
         self._resume()
 
@@ -313,5 +355,6 @@ class HttpConnection(asyncio.Protocol):
             self._start(*self._waiting.popleft())
             return
         self._idle_since = self._loop.time()
+        self._begun = not exchange.complete
         if self._idle_timer is None:
             self._idle_timer = self._loop.call_later(KEEP_ALIVE_SECONDS, self._check_idle)

@@ -170,7 +170,7 @@ def _settings(top: Path, folder: OpenClawFolder) -> dict[str, Any]:
 
 
 def _without_comments(text: str) -> str:
-    strings_and_comments = r""""(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|//[^\n]*|/\*.*?\*/"""
+    strings_and_comments = r""""(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|//[^\n]*|/\*.*?(?:\*/|\Z)"""
     kept = re.sub(strings_and_comments, lambda found: "" if found[0][0] == "/" else found[0], text, flags=re.DOTALL)
     return kept.replace("\t", "  ")
 
@@ -182,15 +182,19 @@ def _channels(settings: dict[str, Any], folder: OpenClawFolder) -> None:
             continue
         table: dict[str, Any] = {}
         policy = given.get("dmPolicy")
-        if policy in {"open", "allowlist", "pairing"}:
+        if isinstance(policy, str) and policy in {"open", "allowlist", "pairing"}:
             table["policy"] = policy
         allowed = given.get("allowFrom")
         if isinstance(allowed, list):
-            table["allow"] = [str(one) for one in allowed if isinstance(one, str | int) and one != "*"]
+            table["allow"] = [str(one) for one in allowed if _names_a_person(one)]
         folder.channels[name] = table
         for key in given:
             if SECRET_KEY.search(str(key)):
                 folder.secrets.append(f"{SETTINGS}: channels.{name}.{key}: set it in [channels.{name}] of farhand.toml")
+
+
+def _names_a_person(value: Any) -> bool:
+    return (isinstance(value, str) and value != "*") or (isinstance(value, int) and value.bit_length() <= 64)
 
 
 def _jobs(top: Path, folder: OpenClawFolder) -> None:

@@ -12,6 +12,8 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from farhand import __version__
 from farhand.gateway.calls.open_call import UNKNOWN
 from farhand.gateway.mcp import server_requests
@@ -40,6 +42,10 @@ MAX_DELAY: Final = 60.0
 # A connection that lasted this long was not a failed start.
 STABLE_SECONDS: Final = 60.0
 MAX_PAGES: Final = 50
+# Of all pages of a list of tools; each is limited by itself.
+MAX_LISTED_BYTES: Final = 16 * 1024 * 1024
+# A server that keeps saying that its tools have changed is asked for them in this interval.
+RELIST_SECONDS: Final = 1.0
 MAX_ROUNDS: Final = 10
 LEGACY_INVALID_PARAMS: Final = -32602
 
@@ -249,12 +255,14 @@ class McpConnection:
     async def _watch(self, client: Client) -> None:
         """List the tools again when they change, and from time to time while no call runs."""
         while True:
+            listed_at = time.monotonic()
             try:
                 async with asyncio.timeout(CHECK_SECONDS):
                     await self._relist.wait()
             except TimeoutError:
                 if self._active:
                     continue
+            await asyncio.sleep(max(0.0, listed_at + RELIST_SECONDS - time.monotonic()))
             self._relist.clear()
             try:
                 await self._list(client)
@@ -265,12 +273,17 @@ class McpConnection:
         from mcp_types import PaginatedRequestParams  # noqa: PLC0415
 
         found: list[dict[str, Any]] = []
+        size = 0
         cursor: str | None = None
         for _ in range(MAX_PAGES):
             async with asyncio.timeout(None if self.state is not ServerState.READY else ANSWER_SECONDS):
                 params = PaginatedRequestParams(cursor=cursor) if cursor else None
                 page = await client.session.list_tools(params=params)
-            found += [tool.model_dump(by_alias=True, mode="json", exclude_none=True) for tool in page.tools]
+            tools = [tool.model_dump(by_alias=True, mode="json", exclude_none=True) for tool in page.tools]
+            size += sum(len(msgspec.json.encode(tool)) for tool in tools)
+            if size > MAX_LISTED_BYTES:
+                raise Failed(f"the server describes its tools with more than {MAX_LISTED_BYTES // 1024**2} MiB")
+            found += tools
             cursor = page.next_cursor
             if not cursor or len(found) > MAX_TOOLS:
                 break

@@ -76,7 +76,7 @@ class Packed(msgspec.Struct, frozen=True):
     size: int
     files: int
     created_at: int
-    # Neither files nor folders, or unreadable.
+    # Neither files nor folders, unreadable, or with a name that is not UTF-8.
     skipped: list[str]
 
 
@@ -94,14 +94,16 @@ def pack(home: Path, target: Path, version: str) -> Packed:
     skipped: list[str] = []
     files: dict[str, ArchiveEntry] = {}
     try:
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        # In a folder of several users, what is there may belong to another.
+        part.unlink(missing_ok=True)
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with (
             os.fdopen(descriptor, "wb") as output,
             tarfile.open(fileobj=output, mode="w:gz", compresslevel=3, format=tarfile.PAX_FORMAT) as archive,
             tempfile.TemporaryDirectory(prefix=".backup-", dir=target.parent) as folder,
         ):
             for name in _names(home, skipped):
-                if name.endswith(".db"):
+                if _is_store(name):
                     copy = Path(folder) / "copy.db"
                     copy_store(home / name, copy)
                     files[name] = _add(archive, copy, name)
@@ -166,13 +168,29 @@ def _swap(staged: Path, home: Path, manifest: ArchiveManifest) -> None:
         target = home / name
         if name == REVOKED_FILE and target.exists():
             continue  # what was revoked since stays revoked
-        if target.is_symlink() or target.exists():
-            kept = aside / name
-            kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            target.replace(kept)
+        # Commands of an agent can put a link where the backup has a folder; what is behind it is left alone.
+        for parent in reversed(PurePosixPath(name).parents[:-1]):
+            if os.path.lexists(home / parent) and not stat.S_ISDIR((home / parent).lstat().st_mode):
+                _keep(home, parent, aside)
+        if os.path.lexists(target):
+            _keep(home, PurePosixPath(name), aside)
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         settle_file(staged / name, target)
     sync_folder(aside)
+
+
+def _keep(home: Path, name: PurePosixPath, aside: Path) -> None:
+    """Move what is to be replaced aside."""
+    kept = aside / name
+    while kept.exists() or kept.is_symlink():
+        kept = kept.with_name(f"{kept.name}-again")
+    kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    (home / name).replace(kept)
+
+
+def _is_store(name: str) -> bool:
+    """Whether a file of a home is one of the gateway's stores; those of agents are not opened as databases."""
+    return name.endswith(".db") and "/" not in name
 
 
 def _names(home: Path, skipped: list[str]) -> Iterator[str]:
@@ -180,7 +198,7 @@ def _names(home: Path, skipped: list[str]) -> Iterator[str]:
     stores = []
 
     def unreadable(error: OSError) -> None:
-        skipped.append(str(error.filename))
+        skipped.append(_shown(str(error.filename)))
 
     for folder, folders, names in os.walk(home, onerror=unreadable):
         top = Path(folder) == home
@@ -190,14 +208,21 @@ def _names(home: Path, skipped: list[str]) -> Iterator[str]:
             shown = path.relative_to(home).as_posix()
             if top and (name in LEFT_OUT or name.startswith(".") or name.endswith(BESIDE_STORES)):
                 continue
-            if top and name.endswith(".db"):
+            if shown != _shown(shown):  # it is not UTF-8, so the manifest cannot name it
+                skipped.append(_shown(shown))
+            elif _is_store(shown):
                 stores.append(shown)
             elif stat.S_ISREG(path.lstat().st_mode):
                 yield shown
             else:
                 skipped.append(shown)
-        skipped += [f"{path}/" for name in folders if (path := Path(folder) / name).is_symlink()]
+        links = [f"{path}/" for name in folders if (path := Path(folder) / name).is_symlink()]
+        skipped += [_shown(path) for path in links]
     yield from stores
+
+
+def _shown(name: str) -> str:
+    return name.encode(errors="backslashreplace").decode()
 
 
 class _Digested:
@@ -251,7 +276,7 @@ def _unpack(file: Path, folder: Path) -> ArchiveManifest:
         differs = sorted(name for name in {*found, *manifest.files} if found.get(name) != manifest.files.get(name))
         raise ArchiveError(f"{file} is damaged: {differs[0]!r} is not what was packed; nothing was changed")
     for name in found:
-        if name.endswith(".db") and "/" not in name and (damage := damage_in(folder / name)) is not None:
+        if _is_store(name) and (damage := damage_in(folder / name)) is not None:
             raise ArchiveError(f"{name} in {file} is damaged: {damage}; nothing was changed")
     return manifest
 

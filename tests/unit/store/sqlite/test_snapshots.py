@@ -128,6 +128,46 @@ def test_a_home_comes_back_as_it_was(home: Path, tmp_path: Path) -> None:
     assert (replaced / "agents/main/SOUL.md").read_text() == "changed" and (replaced / "farhand.db").exists()
 
 
+@pytest.mark.parametrize("where", ["agents/main/notes", "agents/main", "agents"])
+def test_a_restored_file_does_not_follow_a_link_of_an_agent(home: Path, tmp_path: Path, where: str) -> None:
+    """A command in the workspace can replace a folder since the backup, but only within its sandbox."""
+    (home / "agents/main/notes").mkdir()
+    (home / "agents/main/notes/file").write_text("of the agent")
+    pack(home, tmp_path / "b.tar.gz", "1")
+    outside = tmp_path / "outside"
+    beyond = outside / Path("agents/main/notes/file").relative_to(where)
+    beyond.parent.mkdir(parents=True)
+    beyond.write_text("of the owner")
+    (home / where).rename(tmp_path / "gone")
+    (home / where).symlink_to(outside)
+    restore(tmp_path / "b.tar.gz", home)
+    assert beyond.read_text() == "of the owner" and [one.name for one in beyond.parent.iterdir()] == ["file"]
+    assert (home / "agents/main/notes/file").read_text() == "of the agent" and not (home / where).is_symlink()
+    [replaced] = (home / "replaced").iterdir()
+    assert (replaced / where).readlink() == outside
+
+
+def test_no_file_of_an_agent_prevents_a_backup(home: Path, tmp_path: Path) -> None:
+    folder = home / "agents/main"
+    (folder / "not\udcffutf8").touch()
+    (folder / "no-database.db").write_text("no database")
+    (folder / "linked\udcff").symlink_to(tmp_path)
+    packed = pack(home, tmp_path / "b.tar.gz", "1")
+    assert sorted(packed.skipped)[1:] == ["agents/main/not\\udcffutf8", "agents/main/outside"]
+    assert "agents/main/no-database.db" in restore(tmp_path / "b.tar.gz", home).files
+
+
+def test_a_file_that_waits_in_the_place_of_a_backup_does_not_get_it(home: Path, tmp_path: Path) -> None:
+    """Another user may have made it, in a folder of several users."""
+    (tmp_path / ".b.tar.gz.part").touch()
+    (tmp_path / ".b.tar.gz.part").chmod(0o666)
+    (tmp_path / ".c.tar.gz.part").symlink_to(tmp_path / "caught")
+    for name in ("b.tar.gz", "c.tar.gz"):
+        pack(home, tmp_path / name, "1")
+        assert (tmp_path / name).lstat().st_mode & 0o777 == 0o600
+    assert not (tmp_path / "caught").exists()
+
+
 def test_a_backup_with_any_byte_changed_changes_nothing(home: Path, tmp_path: Path) -> None:
     pack(home, tmp_path / "b.tar.gz", "1")
     whole = (tmp_path / "b.tar.gz").read_bytes()
