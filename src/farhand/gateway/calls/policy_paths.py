@@ -291,10 +291,11 @@ def _globs(whole: str, workspace: str | None, agents: str | None) -> Iterator[st
 
 def _names_below(pattern: str | None) -> list[str]:
     """Return globs of the paths below a folder whose names match a pattern; of all paths without one."""
-    if not pattern:
+    if not pattern or not pattern.strip():
         return ["*"]
     try:
-        routes = parse_pattern(pattern)
+        # Nodes of earlier versions leave out blanks at the end.
+        routes = [route for one in (pattern, pattern.rstrip()) for route in parse_pattern(one)]
     except BadPattern:
         return ["*"]
     globs = {route_glob(route) for route in routes}

@@ -536,6 +536,8 @@ def test_a_rule_that_stops_files_stops_searches_that_may_reach_them(
         ("*.pem", "*.p*", True),
         ("*.pem", "*.{py,pem}", True),
         ("*.pem", "[k]ey.pem", True),
+        ("*.pem", "*.pem ", True),
+        ("*.pem", "   ", True),
         ("*.pem", "a/b", False),  # the tool refuses it
         ("secret/*", "*.py", True),
         ("re:\\.pem$", None, True),
