@@ -276,7 +276,7 @@ class PolicyCheck:
         )
         verdict = policy.judge(subject)
         if verdict.decision == "ask":
-            verdict = always_allowed(self._standing, subject, call.args) or verdict
+            verdict = always_allowed(self._standing, subject, call.args, call.agent_id) or verdict
         return verdict
 
     def _note(self, kind: str, call: ToolCall, principal: Principal, origins: Sequence[str], verdict: Verdict) -> None:
@@ -291,7 +291,9 @@ class PolicyCheck:
         log_failure(written, log, f"add {kind} of call {call.id} to the journal")
 
 
-def always_allowed(standing: StandingApprovals | None, subject: Subject, args: msgspec.Raw) -> Verdict | None:
+def always_allowed(
+    standing: StandingApprovals | None, subject: Subject, args: msgspec.Raw, agent_id: str | None
+) -> Verdict | None:
     """Return the verdict of the standing approval that covers a call; None if there is none."""
     if standing is None:
         return None
@@ -302,6 +304,8 @@ def always_allowed(standing: StandingApprovals | None, subject: Subject, args: m
         credential=subject.credential,
         on_behalf_of=next(iter(subject.askers), None),
         origins=subject.origins,
+        agent_id=agent_id,
+        session_key=subject.session_key,
     )
     return None if found is None else Verdict("allow", f"{RULE}{found.id}", f"approved for always by {found.made_by}")
 
