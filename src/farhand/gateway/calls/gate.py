@@ -24,6 +24,7 @@ from farhand.gateway.access.standing_approvals import StandingApprovals
 from farhand.gateway.calls.admission import Denied, allow, repeated_frame, request_frame, time_limit, unambiguous
 from farhand.gateway.calls.catalog import Catalog, SwitchedOff, Target, read_arguments
 from farhand.gateway.calls.charging import Charge, Meter, machines_of, nodes_of, wants_of
+from farhand.gateway.calls.command_input import allow_input
 from farhand.gateway.calls.lifecycle import Lifecycle
 from farhand.gateway.calls.node_calls import NodeCalls
 from farhand.gateway.calls.open_call import OpenCall, Waiting, bare, ended, is_preview, new_call_id
@@ -542,6 +543,7 @@ class Gate:
             principal = self._policy_check.current(principal)
             allow(target, principal)
             call = self._catalog.checked(target, call)
+            allow_input(target, call, principal)
             self._handles.check(call.args, call.tool, None if target.node is None else target.node.card.node_id)
             timeout_ms = time_limit(call, target)
             if self._policy() is not None or before is not None:

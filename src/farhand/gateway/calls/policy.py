@@ -206,7 +206,8 @@ class _Rule:
         }
 
     def matches(self, subject: Subject) -> bool:
-        if self._tools and not _any(subject.names, self._tools):
+        names = (*subject.names, *subject.typed_into) if self._stops else subject.names
+        if self._tools and not _any(names, self._tools):
             return False
         if self._routes and subject.route not in self._routes:
             return False
@@ -262,6 +263,8 @@ class _Rule:
         if name == "path" and not self._stops and "pattern" not in self._args and _searches_elsewhere(subject):
             return False
         values = list(_texts(subject.args.get(name, []), keys=self._stops))
+        if name in COMMANDS and self._stops and subject.typed_into:
+            values.append(subject.typed)
         if not any(values) and self._stops and name in subject.left_out:
             values = ["."]
         if not values:

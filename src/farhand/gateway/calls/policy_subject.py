@@ -9,13 +9,14 @@ from typing import Any, Final
 import msgspec
 
 from farhand.gateway.calls.catalog import Target, read_arguments
+from farhand.gateway.calls.command_input import input_of
 from farhand.gateway.calls.pinning import LOGS, TRANSFER
 from farhand.gateway.calls.policy_paths import Reached
 from farhand.gateway.nodes.endpoints import longest_id
 from farhand.gateway.nodes.registry import Node
 from farhand.machine.patch.parse import parse
 from farhand.protocol.errors import ToolError
-from farhand.protocol.names import join_tool
+from farhand.protocol.names import COMMON_PREFIX, join_tool
 from farhand.protocol.node_tools import NODE_TOOLS
 from farhand.tools.node_family import family_of
 
@@ -59,6 +60,10 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     folds: bool = False
     # The nodes that the arguments name, such as the ends of a transfer.
     reached: tuple[Reached, ...] = ()
+    # For input to a running command: the names of the tool that starts such commands, in lower case, and the text.
+    # Rules that stop that tool stop the input, too.
+    typed_into: tuple[str, ...] = ()
+    typed: str = ""
     # Where the call comes from; for a sub-agent, also where its parents' runs come from.
     origins: tuple[str, ...] = HTTP
     credential: str = "owner"
@@ -114,6 +119,7 @@ def subject_of(
     names = [target.tool] if node is None else [join_tool(node.card.node_id, target.tool), target.tool]
     if node is not None and target.spec is not None and (common := family_of(target.spec)) is not None:
         names.append(common)
+    typed = input_of(target, arguments)
     return Subject(
         names=tuple(name.casefold() for name in names),
         route=target.kind,
@@ -134,6 +140,8 @@ def subject_of(
         else frozenset(),
         folds=any(one.card.runtime.get("hostOs") != "linux" for one in ([node] if node is not None else named)),
         reached=tuple(Reached(one.card.node_id, tuple(one.tags), _workspace_of(one)) for one in named),
+        typed_into=() if typed is None else _shell_names(node, typed.tool),
+        typed="" if typed is None else typed.text,
         origins=tuple(origins),
         credential=credential,
         askers=askers,
@@ -158,6 +166,11 @@ def _named_nodes(tool: str, arguments: Mapping[str, Any], nodes: Mapping[str, No
         asked = arguments.get("nodeId")
         return [node for name, node in nodes.items() if name == asked or (not asked and node.online)]
     return []
+
+
+def _shell_names(node: Node | None, tool: str) -> tuple[str, ...]:
+    names = (tool,) if node is None else (join_tool(node.card.node_id, tool), tool, f"{COMMON_PREFIX}{tool}")
+    return tuple(name.casefold() for name in names)
 
 
 def _files(arguments: Mapping[str, Any], parameters: Iterable[str]) -> Iterator[str]:

@@ -554,6 +554,27 @@ def test_the_names_that_a_search_is_limited_to_count(pattern: str, include: str 
     assert (decided({"decision": "deny", "args": {"path": pattern}}, subject) == "deny") is stopped
 
 
+@pytest.mark.parametrize(
+    ("rule", "decision"),
+    [
+        ({"decision": "deny", "tool": "Bash"}, "deny"),
+        ({"decision": "ask", "tool": ["laptop__Bash"]}, "ask"),
+        ({"decision": "trial", "tool": "node_bash"}, "trial"),
+        ({"decision": "deny", "tool": "*__Bash", "args": {"command": "*rm -rf*"}}, "deny"),
+        ({"decision": "deny", "tool": "*__Bash", "args": {"command": "*sudo*"}}, "allow"),
+        ({"decision": "deny", "tool": "other__Bash"}, "allow"),
+        ({"decision": "allow", "tool": "Bash"}, "ask"),
+    ],
+)
+def test_input_to_a_running_command_is_stopped_as_a_command(rule: dict[str, Any], decision: str) -> None:
+    typed: dict[str, Any] = {"typed_into": ("laptop__bash", "bash", "node_bash"), "typed": "rm -rf x\n"}
+    default = "ask" if rule["decision"] == "allow" else "allow"
+    assert decided(rule, call("Process", args={"action": "submit"}, **typed), default) == decision
+    assert decided(rule, call("Process", args={"action": "poll"}), default) == default
+    first = {"decision": "allow", "tool": "Process"}
+    assert policy(first, rule).judge(call("Process", **typed)).decision == "allow"
+
+
 def test_a_search_on_a_machine_that_ignores_case_is_stopped_in_any() -> None:
     subject = call("Grep", args={"pattern": "x", "path": "/HOME/Me"}, folds=True)
     assert decided(SECRET, subject) == "deny"
