@@ -238,7 +238,7 @@ class Gate:
         changed: tuple[str, ...] | None = ()
         tried = None
         if self._policy() is not None:
-            changed = await self._changed_files(call, principal, own) if before is None else ()
+            changed = await self._changed_files(call, principal, own)
             tried = await self._tried(call)
         if self.budgets.unlimited:
             admitted = self._admit(call, principal, background, idempotency_key, own, origins, before, changed, tried)
@@ -625,16 +625,19 @@ class Gate:
         self._policy_check.refuse_keeping(call, self._catalog.find_known(tried.tool), principal, origins)
 
     async def _changed_files(self, call: ToolCall, principal: Principal, own: Tool | None) -> tuple[str, ...] | None:
-        """Return the files that a call changes without naming them; none for a call that will be refused."""
-        if self.closing or self.frozen is not None or not names_no_files(call.tool):
+        """Return the files that a call changes without naming them; None if they cannot be known now, as while its node
+        is offline, and for a call that will be refused."""
+        if not names_no_files(call.tool):
             return ()
+        if self.closing or self.frozen is not None:
+            return None
         try:
             target = self._catalog.find(call.tool, own)
             self._policy_check.check_valid(principal)
             allow(target, principal)
             return await self._policy_check.changed_files(self._catalog.checked(target, call), target, principal)
         except ToolError:
-            return ()
+            return None
 
     async def _record(self, opened: OpenCall, call: ToolCall) -> str:
         """Record a call that was admitted or refused; return the id of the call that the idempotency key stands for."""

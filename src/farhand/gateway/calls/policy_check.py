@@ -108,16 +108,17 @@ class PolicyCheck:
 
         Raises Forbidden, and Failed when too many calls wait.
         """
-        verdict = self._verdict(call, target, principal, origins, changed)
-        approval = verdict if verdict is not None and verdict.decision == "ask" else None
         offline = target.node is not None and target.node.connection is None
+        # While its node is offline it cannot be asked; the policy is applied again when it is back.
+        verdict = self._verdict(call, target, principal, origins, () if offline else changed)
+        approval = verdict if verdict is not None and verdict.decision == "ask" else None
         if not offline and approval is None:
             if verdict is not None and verdict.rule != "default":
                 self._note("policy.allowed", call, principal, origins, verdict)
             return None
         _check_room(call, principal, waiting)
         if offline:
-            approval = None  # the policy is applied again when the node is back
+            approval = None
         return Waiting(
             why="node" if offline else "approval",
             principal=principal,
