@@ -271,6 +271,7 @@ class PolicyCheck:
             makers=() if self._credentials is None else self._credentials.makers(principal.ids),
             session_key=call.session_key,
             origins=origins,
+            agent_id=call.agent_id,
             nodes=self._node_registry.nodes,
             changed=changed,
             folder=folder,

@@ -196,7 +196,7 @@ class PolicyReview:
             args = self._catalog.named(target, record.args)
         except ToolError:
             args = record.args
-        made_by = record.credential, record.on_behalf_of, record.session_key, origins
+        made_by = record.credential, record.on_behalf_of, record.session_key, origins, record.agent_id
         try:
             subject = self._made(target, args, *made_by)
         except ToolError:
@@ -232,6 +232,7 @@ class PolicyReview:
         on_behalf_of: str | None,
         session_key: str | None,
         origins: Sequence[str],
+        agent_id: str | None = None,
     ) -> Subject:
         askers = () if on_behalf_of is None else (on_behalf_of,)
         return subject_of(
@@ -242,6 +243,7 @@ class PolicyReview:
             makers=self._makers((credential, *askers)),
             session_key=session_key,
             origins=origins,
+            agent_id=agent_id,
             nodes=self._node_registry.nodes,
         )
 
