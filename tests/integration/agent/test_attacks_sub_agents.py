@@ -56,3 +56,22 @@ def test_a_sub_agent_of_a_run_that_is_not_pinned_has_no_other_tools(house: House
     answer = house.gateway.request("POST", "/v1/sessions/x/messages", {"message": parent, "wait_seconds": 30})
     assert answer.json()["state"] == "ok", answer
     assert made() == before
+
+
+@pytest.mark.parametrize(
+    ("tool", "given"),
+    [
+        ("cron", {"action": "remove"}),
+        ("gsv__Cron", {"action": "remove"}),
+        ("gsv__Cron", {"action": "run", "mode": "force", "waitSeconds": 20}),
+    ],
+)
+def test_a_pinned_run_uses_no_job_without_its_pin(house: House, tool: str, given: dict[str, Any]) -> None:
+    """Another job works on other machines, and is not the run's to remove."""
+    cron, other, pinned = Cron(house), words(), words()
+    victim = cron.add(YEARLY, task(other))
+    house.script(pinned, calls((tool, {**given, "id": victim["id"]})), text("done"))
+    job = cron.add(YEARLY, task(pinned), node="near")
+    assert cron("run", id=job["id"], mode="force")["results"][0]["status"] == "ok"
+    assert victim["id"] in [one["id"] for one in cron("list")["jobs"]] and house.asked(other) == []
+    assert b"pinned to" in house.asked(pinned)[-1].body

@@ -245,6 +245,28 @@ def test_an_undo_is_judged_by_the_files_it_changes(gateway: GatewayProcess, hand
         assert file.read_text() == ("old" if allowed else "new")
 
 
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_an_undo_that_may_wait_for_its_node_is_judged_by_the_files(
+    gateway: GatewayProcess, hands: NodeProcess, dry_run: bool
+) -> None:
+    """The node is connected, so it does not wait."""
+    for name, state in (("locked/b", "denied"), ("open/b", "ok")):
+        file = hands.workspace / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("old")
+        written = invoke(gateway, "hands__Write", {"path": str(file), "content": "new"})
+        args = {"call": written["request_id"], "dryRun": dry_run}
+        started = gateway.invoke("hands__Undo", args, when_online=True)
+        ended = wait_until(lambda at=started["request_id"]: end(gateway, at))
+        assert ended["state"] == state, ended
+        assert file.read_text() == ("old" if state == "ok" and not dry_run else "new")
+
+
+def end(gateway: GatewayProcess, call_id: str) -> Any:
+    call = gateway.get(f"/v1/calls/{call_id}")
+    return call if call["state"] not in ("running", "waiting") else None
+
+
 @pytest.mark.parametrize("tool", ["write", "hands__Write"])
 def test_an_undo_that_is_asked_about_shows_what_it_changes(
     gateway: GatewayProcess, hands: NodeProcess, tool: str

@@ -85,6 +85,17 @@ def test_it_holds_for_its_caller_only(gateway: GatewayProcess) -> None:
     assert gateway.request("POST", "/v1/tools/invoke", body, token=token).json()["state"] == "waiting"
 
 
+def test_it_holds_for_the_workspace_of_its_agent_only(gateway: GatewayProcess) -> None:
+    """The arguments do not say whose file `of-one.txt` is."""
+    content = {"path": "of-one.txt", "content": "a"}
+    assert approve_always(gateway, "gsv__WriteFile", content)["agent_id"] == "main"
+    assert gateway.invoke("gsv__WriteFile", content, agent_id="main")["ok"] is True
+    for named in ({"agent_id": "other"}, {"session_key": "agent:other:main"}):
+        assert state_of(gateway, "gsv__WriteFile", content, **named) == "waiting", named
+    approve_always(gateway, "gsv__WriteFile", content, agent_id="other")
+    assert gateway.invoke("gsv__WriteFile", content, agent_id="other")["ok"] is True
+
+
 def test_removing_it_asks_again_and_a_restart_keeps_it(gateway: GatewayProcess, tmp_path: Path) -> None:
     write_policy(tmp_path / "home", RULES)
     with GatewayProcess(tmp_path / "home") as other:

@@ -1,8 +1,8 @@
 """Standing approvals: calls that the owner approved permanently.
 
-A standing approval turns `ask` into `allow` for a call with the same tool, node and arguments, made by the same
-credential on behalf of the same one, from the same origins. It never lifts a `deny`, and it ends with the token that
-made it.
+A standing approval turns `ask` into `allow` for a call with the same tool, node and arguments, for the same agent, made
+by the same credential on behalf of the same one, from the same origins. It never lifts a `deny`, and it ends with the
+token that made it.
 """
 
 from __future__ import annotations
@@ -17,13 +17,21 @@ from farhand.gateway.journal import EventJournal
 from farhand.protocol.canonical_json import canonical
 from farhand.protocol.errors import FarhandError
 from farhand.store.ports import Store
-from farhand.store.tables.standing_approvals import StandingApproval, add_standing, all_standing, remove_standing
+from farhand.store.tables.standing_approvals import (
+    StandingApproval,
+    add_standing,
+    agent_of,
+    all_standing,
+    remove_standing,
+)
 from farhand.store.tables.waiting_calls import Approval
 
 # What is not shown to a person in full cannot be approved permanently.
 MAX_ARGUMENT_BYTES: Final = 64 * 1024
 MAX_STANDING: Final = 1000
 RULE: Final = "always:"
+# Tools whose arguments may leave out what the session of the call adds: the recipient.
+OF_SESSIONS: Final = frozenset({"message", "gsv__message"})
 
 
 class CannotStand(FarhandError):
@@ -63,14 +71,18 @@ class StandingApprovals:
         credential: str,
         on_behalf_of: str | None,
         origins: Sequence[str],
+        agent_id: str | None,
+        session_key: str | None,
     ) -> StandingApproval | None:
         """Return the standing approval of a call; `names` are those of the tool, in lower case."""
+        agent, session = agent_of(agent_id, credential), None if OF_SESSIONS.isdisjoint(names) else session_key
         candidates = [
             one
             for one in self._by_id.values()
             if one.tool in names
             and one.node_id == node_id
             and (one.credential, one.on_behalf_of) == (credential, on_behalf_of)
+            and (agent_of(one.agent_id, one.credential), one.session_key) == (agent, session)
             and set(origins) <= set(one.origins)
         ]
         if not candidates or len(args) > MAX_ARGUMENT_BYTES:
@@ -102,6 +114,8 @@ class StandingApprovals:
         credential: str,
         on_behalf_of: str | None,
         origins: Sequence[str],
+        agent_id: str | None,
+        session_key: str | None,
         made_by: str,
     ) -> StandingApproval:
         """Store the standing approval that an answer made."""
@@ -117,6 +131,8 @@ class StandingApprovals:
             approval_id=approval.id,
             made_by=made_by,
             created_at=self._clock(),
+            agent_id=agent_of(agent_id, credential),
+            session_key=session_key if tool.casefold() in OF_SESSIONS else None,
         )
         data = {"tool": standing.tool, "node_id": node_id, "approval": approval.id, "by": made_by}
         await self._journal.record(

@@ -24,6 +24,7 @@ from farhand.gateway.access.standing_approvals import StandingApprovals
 from farhand.gateway.calls.admission import Denied, allow, repeated_frame, request_frame, time_limit, unambiguous
 from farhand.gateway.calls.catalog import Catalog, SwitchedOff, Target, read_arguments
 from farhand.gateway.calls.charging import Charge, Meter, machines_of, nodes_of, wants_of
+from farhand.gateway.calls.command_input import allow_input
 from farhand.gateway.calls.lifecycle import Lifecycle
 from farhand.gateway.calls.node_calls import NodeCalls
 from farhand.gateway.calls.open_call import OpenCall, Waiting, bare, ended, is_preview, new_call_id
@@ -237,7 +238,7 @@ class Gate:
         changed: tuple[str, ...] | None = ()
         tried = None
         if self._policy() is not None:
-            changed = await self._changed_files(call, principal, own) if before is None else ()
+            changed = await self._changed_files(call, principal, own)
             tried = await self._tried(call)
         if self.budgets.unlimited:
             admitted = self._admit(call, principal, background, idempotency_key, own, origins, before, changed, tried)
@@ -542,6 +543,7 @@ class Gate:
             principal = self._policy_check.current(principal)
             allow(target, principal)
             call = self._catalog.checked(target, call)
+            allow_input(target, call, principal)
             self._handles.check(call.args, call.tool, None if target.node is None else target.node.card.node_id)
             timeout_ms = time_limit(call, target)
             if self._policy() is not None or before is not None:
@@ -623,16 +625,19 @@ class Gate:
         self._policy_check.refuse_keeping(call, self._catalog.find_known(tried.tool), principal, origins)
 
     async def _changed_files(self, call: ToolCall, principal: Principal, own: Tool | None) -> tuple[str, ...] | None:
-        """Return the files that a call changes without naming them; none for a call that will be refused."""
-        if self.closing or self.frozen is not None or not names_no_files(call.tool):
+        """Return the files that a call changes without naming them; None if they cannot be known now, as while its node
+        is offline, and for a call that will be refused."""
+        if not names_no_files(call.tool):
             return ()
+        if self.closing or self.frozen is not None:
+            return None
         try:
             target = self._catalog.find(call.tool, own)
             self._policy_check.check_valid(principal)
             allow(target, principal)
             return await self._policy_check.changed_files(self._catalog.checked(target, call), target, principal)
         except ToolError:
-            return ()
+            return None
 
     async def _record(self, opened: OpenCall, call: ToolCall) -> str:
         """Record a call that was admitted or refused; return the id of the call that the idempotency key stands for."""

@@ -48,9 +48,9 @@ class Pin(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.node in (None, node.card.node_id) and (self.tag is None or self.tag in node.tags)
 
     def check(self, job: Mapping[str, Any]) -> None:
-        """Raise NotAllowed for a job that the run may not make or change: one with another pin."""
+        """Raise NotAllowed for a job that the run may not make, change, remove or run: one with another pin."""
         if Pin.of(job.get("node"), job.get("tag")) != self:
-            raise NotAllowed(f"this run is pinned to {self}; it can make and change only jobs with the same pin")
+            raise NotAllowed(f"this run is pinned to {self}; it can use only jobs with the same pin")
 
 
 def of_a_machine(name: str, spec: ToolSpec) -> bool:

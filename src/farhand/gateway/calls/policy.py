@@ -35,10 +35,10 @@ from farhand.gateway.calls.policy_paths import (
     native_path,
     paths_of_end,
 )
-from farhand.gateway.calls.policy_subject import PATHS, RECURSIVE, VIA, Subject
+from farhand.gateway.calls.policy_subject import OF_AGENT, PATHS, RECURSIVE, VIA, Subject
 from farhand.gateway.nodes.endpoints import longest_id
 from farhand.machine.search.overlap import loose_glob, regex_glob
-from farhand.protocol.names import source_name
+from farhand.protocol.names import MAIN_AGENT, source_name
 
 Decision = Literal["allow", "ask", "deny", "trial"]
 DefaultDecision = Literal["allow", "ask", "deny"]
@@ -169,6 +169,8 @@ class Policy:
             sum(len(text) for name in PATHS for text in _texts(subject.args.get(name, []))) > MAX_PATH_CHARACTERS
         )
         subject = msgspec.structs.replace(subject, paths_long=paths_long, memo={})
+        if subject.route == "native" and subject.agents is None:
+            return msgspec.structs.replace(subject, agents=self._agents)
         if subject.route != "local" or subject.workspace is not None:
             return subject
         return msgspec.structs.replace(subject, workspace=self._workspace, agents=self._agents)
@@ -206,7 +208,8 @@ class _Rule:
         }
 
     def matches(self, subject: Subject) -> bool:
-        if self._tools and not _any(subject.names, self._tools):
+        names = (*subject.names, *subject.typed_into) if self._stops else subject.names
+        if self._tools and not _any(names, self._tools):
             return False
         if self._routes and subject.route not in self._routes:
             return False
@@ -262,6 +265,8 @@ class _Rule:
         if name == "path" and not self._stops and "pattern" not in self._args and _searches_elsewhere(subject):
             return False
         values = list(_texts(subject.args.get(name, []), keys=self._stops))
+        if name in COMMANDS and self._stops and subject.typed_into:
+            values.append(subject.typed)
         if not any(values) and self._stops and name in subject.left_out:
             values = ["."]
         if not values:
@@ -319,9 +324,13 @@ class _Rule:
         if not text:
             return [(text,)]
         if subject.route == "native":
-            found = [one for end in texts for one in native_path(end, subject.reached, stops=self._stops)]
+            # Whoever merely names an agent gets nothing by an `allow` that does not name it.
+            owner = subject.owner if self._stops or _names_another(subject) else None
+            found = [one for end in texts for one in native_path(end, subject.reached, stops=self._stops, owner=owner)]
         else:
             found = machine_path(text, subject.workspace, local=subject.route == "local")
+            if (own := _own_workspace(subject)) is not None:
+                found += machine_path(text, own, local=True)
             if self._stops and subject.agents is not None:
                 found += agent_path(found, subject.agents)
         return [(text,), *found] if self._stops else found
@@ -329,7 +338,7 @@ class _Rule:
     def _matches_an_end(self, subject: Subject, patterns: list[_Pattern]) -> bool:
         """Whether a pattern for `path` matches an end of a transfer."""
         for texts in _transfer_ends(subject).values():
-            readings = [one for end in texts for one in paths_of_end(end, subject.reached)]
+            readings = [one for end in texts for one in paths_of_end(end, subject.reached, subject.owner)]
             if any(
                 one.matches(path, folds=subject.folds) for reading in readings for path in reading for one in patterns
             ):
@@ -367,15 +376,18 @@ def _transfer_ends(subject: Subject) -> dict[str, list[str]]:
 
 def _reaches(subject: Subject, name: str) -> list[Reach]:
     """Return what the call reaches below the folder in an argument."""
-    found = [at_or_below(read, subject.workspace) for read in subject.reads] if name == "path" else []
+    own = _own_workspace(subject)
+    workspaces = [subject.workspace] if own is None else [subject.workspace, own]
+    found = [at_or_below(read, one) for read in subject.reads for one in workspaces] if name == "path" else []
     if name == "path":
-        found += [at_path(file) for file in subject.files]
+        found += [subject.owner.reach(at_path(file)) for file in subject.files]
+        found += [subject.owner.reach(at_or_below(read, None)) for read in subject.reads]
     if not subject.recursive and RECURSIVE.isdisjoint(subject.names):
         return found
     ends = _transfer_ends(subject)
     if ends:
         chosen = [text for role, texts in ends.items() if name in (role, "path") for text in texts]
-        return [*found, *(below_end(text, subject.reached)[name == "path"] for text in chosen)]
+        return [*found, *(below_end(text, subject.reached, subject.owner)[name == "path"] for text in chosen)]
     folder = subject.args.get(name)
     if name in subject.left_out or folder in (None, ""):
         folder = "." if name == "path" else None
@@ -385,10 +397,22 @@ def _reaches(subject: Subject, name: str) -> list[Reach]:
     if not SEARCHES.isdisjoint(subject.names) and isinstance(pattern, str):
         return [*found, found_by(pattern, folder, subject.workspace, subject.agents)] if name == "path" else found
     if subject.route == "native":
-        return [*found, below_workspace_path(folder)]
+        return [*found, subject.owner.reach(below_workspace_path(folder))]
     names = include if isinstance(include, str) else None
     local = subject.route == "local"
     return [*found, below_path(folder, subject.workspace, local=local, agents=subject.agents, names=names)]
+
+
+def _names_another(subject: Subject) -> bool:
+    """Whether a caller that is no run of an agent works in the workspace of another one than the main one."""
+    return subject.agent != MAIN_AGENT and not subject.session_proven
+
+
+def _own_workspace(subject: Subject) -> str | None:
+    """Return the folder of the agent in which a tool of the gateway's machine works beside the main one's."""
+    if subject.agents is None or subject.agent == MAIN_AGENT or OF_AGENT.isdisjoint(subject.names):
+        return None
+    return f"{subject.agents.rstrip('/')}/{subject.agent}"
 
 
 def _searches_elsewhere(subject: Subject) -> bool:

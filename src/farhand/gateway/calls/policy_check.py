@@ -108,16 +108,17 @@ class PolicyCheck:
 
         Raises Forbidden, and Failed when too many calls wait.
         """
-        verdict = self._verdict(call, target, principal, origins, changed)
-        approval = verdict if verdict is not None and verdict.decision == "ask" else None
         offline = target.node is not None and target.node.connection is None
+        # While its node is offline it cannot be asked; the policy is applied again when it is back.
+        verdict = self._verdict(call, target, principal, origins, () if offline else changed)
+        approval = verdict if verdict is not None and verdict.decision == "ask" else None
         if not offline and approval is None:
             if verdict is not None and verdict.rule != "default":
                 self._note("policy.allowed", call, principal, origins, verdict)
             return None
         _check_room(call, principal, waiting)
         if offline:
-            approval = None  # the policy is applied again when the node is back
+            approval = None
         return Waiting(
             why="node" if offline else "approval",
             principal=principal,
@@ -270,13 +271,14 @@ class PolicyCheck:
             makers=() if self._credentials is None else self._credentials.makers(principal.ids),
             session_key=call.session_key,
             origins=origins,
+            agent_id=call.agent_id,
             nodes=self._node_registry.nodes,
             changed=changed,
             folder=folder,
         )
         verdict = policy.judge(subject)
         if verdict.decision == "ask":
-            verdict = always_allowed(self._standing, subject, call.args) or verdict
+            verdict = always_allowed(self._standing, subject, call.args, call.agent_id) or verdict
         return verdict
 
     def _note(self, kind: str, call: ToolCall, principal: Principal, origins: Sequence[str], verdict: Verdict) -> None:
@@ -291,7 +293,9 @@ class PolicyCheck:
         log_failure(written, log, f"add {kind} of call {call.id} to the journal")
 
 
-def always_allowed(standing: StandingApprovals | None, subject: Subject, args: msgspec.Raw) -> Verdict | None:
+def always_allowed(
+    standing: StandingApprovals | None, subject: Subject, args: msgspec.Raw, agent_id: str | None
+) -> Verdict | None:
     """Return the verdict of the standing approval that covers a call; None if there is none."""
     if standing is None:
         return None
@@ -302,6 +306,8 @@ def always_allowed(standing: StandingApprovals | None, subject: Subject, args: m
         credential=subject.credential,
         on_behalf_of=next(iter(subject.askers), None),
         origins=subject.origins,
+        agent_id=agent_id,
+        session_key=subject.session_key,
     )
     return None if found is None else Verdict("allow", f"{RULE}{found.id}", f"approved for always by {found.made_by}")
 

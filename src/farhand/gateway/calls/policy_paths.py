@@ -47,6 +47,25 @@ class Reached(msgspec.Struct, frozen=True):
     workspace: str | None = None
 
 
+class Owner(msgspec.Struct, frozen=True):
+    """The agent in whose workspace a call works; `agents` is the folder of the workspaces, where it is known."""
+
+    agent: str
+    agents: str | None = None
+
+    def spellings(self, path: str) -> Reading:
+        """Return a path of the workspace as one of all workspaces, and in full."""
+        inner = f"{self.agent}/{path.lstrip('/')}"
+        full = () if self.agents is None else (f"{absolute('', self.agents).rstrip('/')}/{inner}",)
+        return (f"{AGENTS}/{inner}", f"/{AGENTS}/{inner}", *full)
+
+    def reach(self, inner: Reach) -> Reach:
+        """Return what is reached in the workspace under all of its names."""
+        named = literal_glob(self.agent), None if self.agents is None else literal_glob(self.agents)
+        found = (one for glob in inner.globs for one in Owner(*named).spellings(glob.removeprefix(RELATIVE)))
+        return Reach.of([*inner.globs, *found])
+
+
 class Reach(msgspec.Struct, frozen=True):
     """The paths that a call may read or write below a folder, as globs whose `*` crosses slashes.
 
@@ -101,10 +120,11 @@ def agent_path(readings: Iterable[Reading], agents: str) -> list[Reading]:
     return [one for path in inner for one in workspace_path(f"{AGENTS}/{path}", stops=True)]
 
 
-def workspace_path(text: str, *, stops: bool) -> list[Reading]:
+def workspace_path(text: str, *, stops: bool, owner: Owner | None = None) -> list[Reading]:
     """Return the readings of a path in the agents' workspaces, which begins at the root with or without a slash.
 
     `agents/ID/x` is the file of one agent. A rule that stops `x` stops it for every agent; an `allow` does not.
+    `owner`: the agent whose file it is, if that is not said by the path.
     """
     try:
         parts = clean(text).split("/")
@@ -113,25 +133,28 @@ def workspace_path(text: str, *, stops: bool) -> list[Reading]:
     paths = ["/".join(parts)]
     if stops and parts[0] == AGENTS and len(parts) > 2:
         paths.append("/".join(parts[2:]))
-    return [(path, f"/{path}") for path in paths]
+    found: list[Reading] = [(path, f"/{path}") for path in paths]
+    return found if owner is None else [*found, owner.spellings("/".join(parts))]
 
 
-def native_path(text: str, reached: Iterable[Reached], *, stops: bool) -> list[Reading]:
+def native_path(text: str, reached: Iterable[Reached], *, stops: bool, owner: Owner | None = None) -> list[Reading]:
     """Return the readings of a path in a call of the gateway's own tools: in the workspace, or an end of a transfer."""
-    ends = list(_ends(text, reached, stops=stops))
+    ends = list(_ends(text, reached, stops=stops, owner=owner))
     if not ends:
-        return workspace_path(text, stops=stops)
+        return workspace_path(text, stops=stops, owner=owner)
     return [tuple(f"{machine}:{path}" for path in reading) for machine, reading in ends]
 
 
-def paths_of_end(text: str, reached: Iterable[Reached]) -> list[Reading]:
+def paths_of_end(text: str, reached: Iterable[Reached], owner: Owner | None = None) -> list[Reading]:
     """Return the readings of an end of a transfer without the name of its machine, for rules that stop a `path`."""
-    return [reading for _, reading in _ends(text, reached, stops=True)]
+    return [reading for _, reading in _ends(text, reached, stops=True, owner=owner)]
 
 
-def _ends(text: str, reached: Iterable[Reached], *, stops: bool) -> Iterator[tuple[str, Reading]]:
+def _ends(text: str, reached: Iterable[Reached], *, stops: bool, owner: Owner | None) -> Iterator[tuple[str, Reading]]:
     for machine, path, workspace in _machines(text, reached):
-        readings = workspace_path(path, stops=stops) if machine == NATIVE else machine_path(path, workspace)
+        readings = (
+            workspace_path(path, stops=stops, owner=owner) if machine == NATIVE else machine_path(path, workspace)
+        )
         yield from ((machine, reading) for reading in readings)
 
 
@@ -252,12 +275,12 @@ def below_workspace_path(text: str) -> Reach:
     return Reach.of(glob for folder in folders for glob in (f"{literal_glob(folder)}/*", f"/{literal_glob(folder)}/*"))
 
 
-def below_end(text: str, reached: Iterable[Reached]) -> tuple[Reach, Reach]:
+def below_end(text: str, reached: Iterable[Reached], owner: Owner) -> tuple[Reach, Reach]:
     """Return everything below an end of a transfer: with the name of its machine, and without."""
     named: list[str] = []
     bare: list[str] = []
     for machine, path, workspace in _machines(text, reached):
-        reach = below_workspace_path(path) if machine == NATIVE else below_path(path, workspace)
+        reach = owner.reach(below_workspace_path(path)) if machine == NATIVE else below_path(path, workspace)
         named += [f"{literal_glob(machine)}:{glob.removeprefix(RELATIVE)}" for glob in reach.globs]
         bare += reach.globs
     return Reach.of(named), Reach.of(bare)
@@ -291,10 +314,11 @@ def _globs(whole: str, workspace: str | None, agents: str | None) -> Iterator[st
 
 def _names_below(pattern: str | None) -> list[str]:
     """Return globs of the paths below a folder whose names match a pattern; of all paths without one."""
-    if not pattern:
+    if not pattern or not pattern.strip():
         return ["*"]
     try:
-        routes = parse_pattern(pattern)
+        # Nodes of earlier versions leave out blanks at the end.
+        routes = [route for one in (pattern, pattern.rstrip()) for route in parse_pattern(one)]
     except BadPattern:
         return ["*"]
     globs = {route_glob(route) for route in routes}

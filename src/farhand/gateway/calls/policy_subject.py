@@ -9,14 +9,16 @@ from typing import Any, Final
 import msgspec
 
 from farhand.gateway.calls.catalog import Target, read_arguments
+from farhand.gateway.calls.command_input import input_of
 from farhand.gateway.calls.pinning import LOGS, TRANSFER
-from farhand.gateway.calls.policy_paths import Reached
+from farhand.gateway.calls.policy_paths import Owner, Reached
 from farhand.gateway.nodes.endpoints import longest_id
 from farhand.gateway.nodes.registry import Node
 from farhand.machine.patch.parse import parse
 from farhand.protocol.errors import ToolError
-from farhand.protocol.names import join_tool
+from farhand.protocol.names import COMMON_PREFIX, MAIN_AGENT, join_tool
 from farhand.protocol.node_tools import NODE_TOOLS
+from farhand.store.tables.standing_approvals import agent_of
 from farhand.tools.node_family import family_of
 
 # The origin of a call that no run makes.
@@ -34,6 +36,8 @@ PATHS: Final = frozenset({"path", "file_path", "workdir", "working_dir", "cwd", 
 # Tools that reach every file below their paths: those of nodes, and those of the gateway with the same names.
 RECURSIVE: Final = frozenset(tool.name.casefold() for tool in NODE_TOOLS.values() if tool.recursive)
 RECURSIVE_CAPABILITIES: Final = frozenset(tool.capability for tool in NODE_TOOLS.values() if tool.recursive)
+# Tools of the gateway's machine that work in the workspace of the agent; the others work in that of the main one.
+OF_AGENT: Final = frozenset({"memory_get", "memory_search"})
 # A tool of the gateway that lists a folder, with `depth` also the folders in it.
 TREE: Final = "ls"
 
@@ -53,12 +57,18 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     workspace: str | None = None
     # The folder of the agents' workspaces, for paths on the gateway's machine.
     agents: str | None = None
+    # The agent in whose workspace the gateway's own tools work.
+    agent: str = MAIN_AGENT
     # Parameters that are paths and were left out: they mean the folder that relative paths start from.
     left_out: frozenset[str] = frozenset()
     # Whether `/ETC` may be `/etc` on the machine.
     folds: bool = False
     # The nodes that the arguments name, such as the ends of a transfer.
     reached: tuple[Reached, ...] = ()
+    # For input to a running command: the names of the tool that starts such commands, in lower case, and the text.
+    # Rules that stop that tool stop the input, too.
+    typed_into: tuple[str, ...] = ()
+    typed: str = ""
     # Where the call comes from; for a sub-agent, also where its parents' runs come from.
     origins: tuple[str, ...] = HTTP
     credential: str = "owner"
@@ -81,8 +91,12 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def session_proven(self) -> bool:
-        """Whether the gateway itself set the session, as for a run; any other caller only claims it."""
+        """Whether the gateway itself set session and agent, as for a run; any other caller only claims them."""
         return self.credential.startswith("agent:")
+
+    @property
+    def owner(self) -> Owner:
+        return Owner(self.agent, self.agents)
 
 
 def subject_of(
@@ -94,6 +108,7 @@ def subject_of(
     makers: tuple[str, ...] = (),
     session_key: str | None,
     origins: Sequence[str],
+    agent_id: str | None = None,
     nodes: Mapping[str, Node] = MappingProxyType({}),
     changed: tuple[str, ...] | None = (),
     folder: bool = False,
@@ -114,6 +129,7 @@ def subject_of(
     names = [target.tool] if node is None else [join_tool(node.card.node_id, target.tool), target.tool]
     if node is not None and target.spec is not None and (common := family_of(target.spec)) is not None:
         names.append(common)
+    typed = input_of(target, arguments)
     return Subject(
         names=tuple(name.casefold() for name in names),
         route=target.kind,
@@ -128,12 +144,15 @@ def subject_of(
         reads=() if target.own is None else target.own.reads,
         files=() if target.own is None else tuple(_files(arguments, target.own.files)),
         aliases={} if target.own is None else target.own.aliases,
+        agent=agent_of(agent_id, credential),
         workspace=None if node is None else _workspace_of(node),
         left_out=frozenset(name for name in PATHS if name in schema and arguments.get(name) in (None, ""))
         if isinstance(schema, dict)
         else frozenset(),
         folds=any(one.card.runtime.get("hostOs") != "linux" for one in ([node] if node is not None else named)),
         reached=tuple(Reached(one.card.node_id, tuple(one.tags), _workspace_of(one)) for one in named),
+        typed_into=() if typed is None else _shell_names(node, typed.tool),
+        typed="" if typed is None else typed.text,
         origins=tuple(origins),
         credential=credential,
         askers=askers,
@@ -158,6 +177,11 @@ def _named_nodes(tool: str, arguments: Mapping[str, Any], nodes: Mapping[str, No
         asked = arguments.get("nodeId")
         return [node for name, node in nodes.items() if name == asked or (not asked and node.online)]
     return []
+
+
+def _shell_names(node: Node | None, tool: str) -> tuple[str, ...]:
+    names = (tool,) if node is None else (join_tool(node.card.node_id, tool), tool, f"{COMMON_PREFIX}{tool}")
+    return tuple(name.casefold() for name in names)
 
 
 def _files(arguments: Mapping[str, Any], parameters: Iterable[str]) -> Iterator[str]:

@@ -337,6 +337,8 @@ class Approvals:
             credential=request.bound.credential,
             on_behalf_of=request.bound.on_behalf_of,
             origins=request.origins,
+            agent_id=request.agent_id,
+            session_key=request.session_key,
             made_by=by,
         )
 

@@ -117,7 +117,7 @@ class PolicyReview:
         )
         args = self._catalog.named(target, args)
         subject = self._made(target, args, credential, on_behalf_of, session_key, origins)
-        return self._explained(policy, subject, args, tool)
+        return self._explained(policy, subject, args, tool, None)
 
     async def explain_call(self, policy: Policy, call_id: str) -> Explanation | None:
         """Return the verdict on a recorded call; None if there is no call with this id."""
@@ -126,7 +126,7 @@ class PolicyReview:
         if record is None:
             return None
         origin = await self._database.read(lambda store: origin_of(store, record))
-        explained = self._explained(policy, self._subject(record, origin), record.args, record.tool)
+        explained = self._explained(policy, self._subject(record, origin), record.args, record.tool, record.agent_id)
         answered = f"{approval.state} by {approval.decided_by}" if approval and approval.decided_by else None
         return msgspec.structs.replace(
             explained,
@@ -149,7 +149,7 @@ class PolicyReview:
             subject = self._subject(record, origin)
             verdict = policy.judge(subject)
             if verdict.decision == "ask":
-                verdict = always_allowed(self._standing, subject, record.args) or verdict
+                verdict = always_allowed(self._standing, subject, record.args, record.agent_id) or verdict
             counts[verdict.decision] += 1
             if verdict.decision != "allow" and len(stopped) < MOST_SHOWN:
                 stopped.append(
@@ -196,7 +196,7 @@ class PolicyReview:
             args = self._catalog.named(target, record.args)
         except ToolError:
             args = record.args
-        made_by = record.credential, record.on_behalf_of, record.session_key, origins
+        made_by = record.credential, record.on_behalf_of, record.session_key, origins, record.agent_id
         try:
             subject = self._made(target, args, *made_by)
         except ToolError:
@@ -204,10 +204,12 @@ class PolicyReview:
         names = {*subject.names, record.tool.casefold()}
         return msgspec.structs.replace(subject, names=tuple(sorted(names)), route=record.route, node_id=record.node_id)
 
-    def _explained(self, policy: Policy, subject: Subject, args: msgspec.Raw, tool: str) -> Explanation:
+    def _explained(
+        self, policy: Policy, subject: Subject, args: msgspec.Raw, tool: str, agent_id: str | None
+    ) -> Explanation:
         fitting = policy.all_matching(subject)
         if fitting[0].decision == "ask":
-            always = always_allowed(self._standing, subject, args)
+            always = always_allowed(self._standing, subject, args, agent_id)
             fitting = fitting if always is None else [always, *fitting]
         return Explanation(
             decision=fitting[0].decision,
@@ -230,6 +232,7 @@ class PolicyReview:
         on_behalf_of: str | None,
         session_key: str | None,
         origins: Sequence[str],
+        agent_id: str | None = None,
     ) -> Subject:
         askers = () if on_behalf_of is None else (on_behalf_of,)
         return subject_of(
@@ -240,6 +243,7 @@ class PolicyReview:
             makers=self._makers((credential, *askers)),
             session_key=session_key,
             origins=origins,
+            agent_id=agent_id,
             nodes=self._node_registry.nodes,
         )
 

@@ -224,19 +224,19 @@ async def act(book: CronJobs, arguments: Mapping[str, Any], context: CallContext
                 raise InvalidArgs("cron update requires id")
             if patch is None:
                 raise InvalidArgs("cron update requires patch object")
-            if pin is not None:
-                before = await book.get(job_id)
-                pin.check(before)
-                pin.check({**before, **patch})
+            await _check_pin(pin, book, job_id, patch)
             return await book.update(job_id, patch, asker, origins=handed_on(context.origins), by_agent=_agent(context))
         case "remove":
             if job_id is None:
                 raise InvalidArgs("cron remove requires id")
+            await _check_pin(pin, book, job_id)
             return await book.remove(job_id, asker)
         case "run":
             wait = arguments.get("waitSeconds")
             if wait is not None and (isinstance(wait, bool) or not isinstance(wait, int | float)):
                 raise InvalidArgs(f"parameter 'waitSeconds': expected a number, got {type(wait).__name__}")
+            if job_id is not None:
+                await _check_pin(pin, book, job_id)
             return await book.run(
                 job_id, _text(arguments, "mode"), by=asker, wait=wait, session=context.session_key, own_to=only
             )
@@ -283,6 +283,7 @@ async def _plain(book: CronJobs, arguments: Mapping[str, Any], context: CallCont
             job_id = _text(arguments, "id")
             if not job_id:
                 raise InvalidArgs("cron parameter id is required")
+            await _check_pin(pin, book, job_id)
             await book.remove(job_id, principal_of(context).asker)
             return f"removed cron job {job_id}"
     raise InvalidArgs(f"invalid action {action[:50]!r}: use list, add or remove")
@@ -326,6 +327,14 @@ def _alike(pin: Pin | None, payload: Mapping[str, Any]) -> Mapping[str, Any]:
         return {**payload, **msgspec.to_builtins(pin)}
     pin.check(payload)
     return payload
+
+
+async def _check_pin(pin: Pin | None, book: CronJobs, job_id: str, patch: Mapping[str, Any] | None = None) -> None:
+    """Raise NotAllowed if a pinned run uses a job with another pin, or gives it one; NotFound."""
+    if pin is not None:
+        job = await book.get(job_id)
+        pin.check(job)
+        pin.check({**job, **(patch or {})})
 
 
 def _brief(job: dict[str, Any]) -> dict[str, Any]:

@@ -111,7 +111,7 @@ def grep_files(
         found: list[Match] = []
         command = [ripgrep(), *options, f"--regexp={expression}", "--", base]
         with file_errors("search", base), contextlib.closing(_hits(command, folder, seconds)) as hits:
-            for match in _read(files, hits, width):
+            for match in _read(files, hits, width, named):
                 found.append(match)
                 if len(found) > most:
                     break
@@ -153,18 +153,31 @@ def _name_filter(parameter: str, pattern: str | None) -> re.Pattern[str] | None:
 
 
 def _glob(pattern: str) -> str:
+    """Return a pattern as ripgrep has to be given it: it would read `!` and `#`, and drop blanks at the end."""
+    last, before = pattern[-1], pattern[:-1]
+    if last.isspace():
+        is_escaped = (len(before) - len(before.rstrip("\\"))) % 2
+        pattern = f"{before[: len(before) - is_escaped]}{{{last}}}"
     return re.sub(r"^([!#])", r"\\\1", pattern)
 
 
-def _read(files: Files, hits: Iterator[tuple[bytes, int, int]], width: int) -> Iterator[Match]:
-    """Yield the matching lines, read through `files`; nothing of files that may not be read."""
+def _read(
+    files: Files, hits: Iterator[tuple[bytes, int, int]], width: int, named: re.Pattern[str] | None
+) -> Iterator[Match]:
+    """Yield the matching lines, read through `files`; nothing of files that may not be read.
+
+    `named`: what the names of files must be. The policy judged a search by this reading of its pattern, so ripgrep's
+    own does not count.
+    """
     with contextlib.ExitStack() as opened:
         name: bytes | None = None
         file: BinaryIO | None = None
         for path, line, offset in hits:
             if path != name:
                 opened.close()
-                name, file = path, _open_text(files, os.fsdecode(path))
+                spelled = os.fsdecode(path)
+                fits = named is None or named.fullmatch(os.path.basename(spelled))  # noqa: PTH119
+                name, file = path, _open_text(files, spelled) if fits else None
                 if file:
                     opened.enter_context(file)
             if file:

@@ -619,6 +619,13 @@ ALTER TABLE secrets ADD COLUMN hosts TEXT NOT NULL DEFAULT '';
 ALTER TABLE secrets ADD COLUMN header TEXT NOT NULL DEFAULT '';
 """
 
+# Where a call that is approved permanently works: in the workspace of an agent (empty: not stored) and, for a message,
+# from a session.
+PLACES_OF_STANDING_APPROVALS = """
+ALTER TABLE standing_approvals ADD COLUMN agent_id TEXT NOT NULL DEFAULT '';
+ALTER TABLE standing_approvals ADD COLUMN session_key TEXT;
+"""
+
 
 MIGRATIONS: Final[tuple[str, ...]] = (
     FIRST,
@@ -655,4 +662,5 @@ MIGRATIONS: Final[tuple[str, ...]] = (
     CHATS_OF_SESSIONS,
     RECEIPTS,
     HOSTS_OF_SECRETS,
+    PLACES_OF_STANDING_APPROVALS,
 )

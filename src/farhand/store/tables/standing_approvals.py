@@ -6,6 +6,7 @@ from typing import Final
 
 import msgspec
 
+from farhand.protocol.names import MAIN_AGENT
 from farhand.store.ports import Tx
 from farhand.store.tables.rows import Table
 
@@ -28,9 +29,19 @@ class StandingApproval(msgspec.Struct, frozen=True, kw_only=True):
     approval_id: str
     made_by: str
     created_at: int
+    # The agent in whose workspace the call works; empty where it was not stored, see `agent_of`.
+    agent_id: str = ""
+    # For a message: the session whose place it goes to.
+    session_key: str | None = None
 
 
 _STANDING: Final = Table("standing_approvals", StandingApproval, separator="\n")
+
+
+def agent_of(agent_id: str | None, credential: str) -> str:
+    """Return the agent in whose workspace a call works: the one it names, that of its run, or the main one."""
+    kind, _, name = credential.partition(":")
+    return agent_id or (name if kind == "agent" else MAIN_AGENT)
 
 
 def add_standing(tx: Tx, standing: StandingApproval) -> None:

@@ -536,6 +536,8 @@ def test_a_rule_that_stops_files_stops_searches_that_may_reach_them(
         ("*.pem", "*.p*", True),
         ("*.pem", "*.{py,pem}", True),
         ("*.pem", "[k]ey.pem", True),
+        ("*.pem", "*.pem ", True),
+        ("*.pem", "   ", True),
         ("*.pem", "a/b", False),  # the tool refuses it
         ("secret/*", "*.py", True),
         ("re:\\.pem$", None, True),
@@ -550,6 +552,62 @@ def test_the_names_that_a_search_is_limited_to_count(pattern: str, include: str 
     args = {"pattern": "x", "path": "/home/me", **({} if include is None else {"include": include})}
     subject = call("Grep", args=args, workspace="/home/me")
     assert (decided({"decision": "deny", "args": {"path": pattern}}, subject) == "deny") is stopped
+
+
+@pytest.mark.parametrize(
+    ("rule", "decision"),
+    [
+        ({"decision": "deny", "tool": "Bash"}, "deny"),
+        ({"decision": "ask", "tool": ["laptop__Bash"]}, "ask"),
+        ({"decision": "trial", "tool": "node_bash"}, "trial"),
+        ({"decision": "deny", "tool": "*__Bash", "args": {"command": "*rm -rf*"}}, "deny"),
+        ({"decision": "deny", "tool": "*__Bash", "args": {"command": "*sudo*"}}, "allow"),
+        ({"decision": "deny", "tool": "other__Bash"}, "allow"),
+        ({"decision": "allow", "tool": "Bash"}, "ask"),
+    ],
+)
+def test_input_to_a_running_command_is_stopped_as_a_command(rule: dict[str, Any], decision: str) -> None:
+    typed: dict[str, Any] = {"typed_into": ("laptop__bash", "bash", "node_bash"), "typed": "rm -rf x\n"}
+    default = "ask" if rule["decision"] == "allow" else "allow"
+    assert decided(rule, call("Process", args={"action": "submit"}, **typed), default) == decision
+    assert decided(rule, call("Process", args={"action": "poll"}), default) == default
+    first = {"decision": "allow", "tool": "Process"}
+    assert policy(first, rule).judge(call("Process", **typed)).decision == "allow"
+
+
+@pytest.mark.parametrize(
+    "pattern", ["agents/other/*", "/agents/other/*", "/home/agents/other/*", "x.md", "*/other/x.md"]
+)
+def test_a_file_of_an_agent_has_all_of_its_names(pattern: str) -> None:
+    rules = {"rules": [{"decision": "deny", "args": {"path": pattern}}]}
+    made = Policy(msgspec.convert(rules, PolicySettings), "/home/agents/main", "/home/agents")
+    for subject in (
+        Subject(names=("gsv__readfile",), route="native", args={"path": "x.md"}, agent="other"),
+        Subject(
+            names=("gsv__readfile",), route="native", args={"path": "./x.md"}, agent="other", credential="agent:other"
+        ),
+        Subject(names=("gsv__transfer",), route="native", args={"source": "gsv:x.md"}, agent="other"),
+        Subject(names=("gsv__transfer",), route="native", args={"source": "gsv:/"}, agent="other", recursive=True),
+        Subject(names=("gsv__message",), route="native", files=("x.md",), agent="other"),
+        Subject(names=("memory_get",), route="local", args={"path": "x.md"}, agent="other"),
+        Subject(names=("memory_search",), route="local", args={"query": "q"}, reads=("x.md",), agent="other"),
+    ):
+        assert made.judge(subject).decision == "deny", subject
+        if pattern != "x.md" and not subject.recursive and not subject.reads:
+            assert made.judge(msgspec.structs.replace(subject, agent="main")).decision == "allow", subject
+
+
+@pytest.mark.parametrize(
+    ("agent", "credential", "decision"),
+    [("main", "t", "allow"), ("other", "agent:other", "allow"), ("other", "t", "deny"), ("other", "owner", "deny")],
+)
+def test_an_allow_holds_for_no_agent_that_a_caller_names(agent: str, credential: str, decision: str) -> None:
+    subject = Subject(
+        names=("gsv__readfile",), route="native", args={"path": "notes/x"}, agent=agent, credential=credential
+    )
+    assert decided({"decision": "allow", "args": {"path": "notes/*"}}, subject, "deny") == decision
+    named = {"decision": "allow", "args": {"path": ["notes/*", "agents/other/notes/*"]}}
+    assert decided(named, subject, "deny") == "allow"
 
 
 def test_a_search_on_a_machine_that_ignores_case_is_stopped_in_any() -> None:

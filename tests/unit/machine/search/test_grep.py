@@ -292,6 +292,15 @@ def test_an_include_is_compared_with_the_file_name(tree: Path) -> None:
             hits(tree, "x", include=bad)
 
 
+@pytest.mark.parametrize("blank", [" ", "\t", "\n", "\x0b", "\u00a0", "\u2003", "\\ ", "\\\t", "[ ]"])
+def test_blanks_at_the_end_of_an_include_are_part_of_it(tree: Path, blank: str) -> None:
+    """ripgrep drops them, and the policy does not: `*.rs ` would find what a rule about `*.rs` protects."""
+    assert hits(tree, "text of", include=f"*.rs{blank}") == []
+    (tree / f"odd.rs{blank.strip('[]').removeprefix(chr(92))}").write_text("text of odd")
+    assert len(hits(tree, "text of", include=f"*.rs{blank}")) == 1
+    assert hits(tree, "text of", include="   ") == []
+
+
 def test_links_are_followed(tree: Path) -> None:
     (tree / "src" / "loop").symlink_to("..")
     (tree / "elsewhere").symlink_to("src/deep")
