@@ -75,6 +75,7 @@ def main() -> None:
         _drop_bounding_set()
         _drop_capabilities()
     _reopen_null()
+    _lead_terminal()
     _limit(spec.get("limits", {}))
     environment = dict(os.environ)
     if spec.get("egress"):
@@ -284,6 +285,20 @@ def _reopen_null() -> None:
                 opened = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
                 os.dup2(opened, number)
                 os.close(opened)
+
+
+def _lead_terminal() -> None:
+    """Make this process the foreground of its terminal, if it has one.
+
+    The process group that it began in is not visible here, so a shell could not return the terminal to it at its end.
+    """
+    if not os.isatty(0):
+        return
+    before = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+    with contextlib.suppress(OSError):  # a session leader is one already
+        os.setpgid(0, 0)
+        os.tcsetpgrp(0, os.getpid())
+    signal.signal(signal.SIGTTOU, before)
 
 
 def _drop_bounding_set() -> None:
