@@ -116,4 +116,6 @@ def _show_trial(found: dict[str, Any]) -> None:
         if change.get("diff"):
             print(plain_lines(change["diff"]).rstrip("\n"))
     count = len(found["changes"])
-    remark(f"trial {found['trialId']}: {found['state']}, {count} change{'' if count == 1 else 's'}")
+    kept_by = found.get("keptBy")
+    undo_hint = f"; to undo it: farhand undo {kept_by}" if kept_by and found["state"] == "kept" else ""
+    remark(f"trial {found['trialId']}: {found['state']}, {count} change{'' if count == 1 else 's'}{undo_hint}")
