@@ -462,6 +462,16 @@ def test_a_name_that_is_not_utf8_ends_the_trial(tried: Tried) -> None:
     assert "not UTF-8" in message
 
 
+def test_a_trial_that_writes_too_much_is_ended(tmp_path: Path, shared_gateway: GatewayProcess) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    options = ("--root", str(root), "--disk", "2M")
+    with NodeProcess(shared_gateway, tmp_path / "node", "narrow", *options) as node:
+        command = "for i in 1 2 3 4; do head -c 1000000 /dev/zero > f$i; done; sleep 1000"
+        said = node.fails("Bash", {"command": command, "trial": True}, "failed")
+        assert "trial discarded" in said and "at most 2097152" in said and os.listdir(root) == []
+
+
 def test_trials_that_changed_nothing_take_no_place(tried: Tried) -> None:
     for _ in range(21):
         tried.trial("true")

@@ -29,12 +29,15 @@ class Place:
 
     def __init__(self, base: Path, level: str, uid: int) -> None:
         self.root, self.outside, self.uid = base / "root", base / "outside", uid
-        for path in (self.root, self.outside):
+        # The state of the node, with the keeper's socket and the files of other jobs, as when a whole home is lent.
+        self.state = self.root / "state"
+        for path in (self.root, self.outside, self.state, self.state / "job"):
             path.mkdir()
-        (self.outside / "secret").write_text("the secret\n")
-        sandbox = ChosenSandbox(SandboxPlan(workspace=str(self.root), level=level))
+        for path in (self.outside / "secret", self.state / "job" / "output"):
+            path.write_text("the secret\n")
+        sandbox = ChosenSandbox(SandboxPlan(workspace=str(self.root), level=level, hidden=(str(self.state),)))
         sandbox.check()
-        for path in (self.root, self.outside):
+        for path in (self.root, self.outside, *self.state.rglob("*"), self.state):
             os.chown(path, uid, uid)
         self._sandbox = sandbox
 
@@ -185,6 +188,24 @@ def test_other_commands_and_their_files_are_not_there(place: Place) -> None:
         other.wait()
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "cat state/job/output",
+        "mv state elsewhere; cat elsewhere/job/output",
+        "umount state; umount -l state; cat state/job/output",
+        "unshare -Urm sh -c 'umount -l {state}; cat {state}/job/output'",
+        "ln -s state link; cat link/job/output",
+        "cat /proc/self/root{state}/job/output /proc/self/cwd/state/job/output",
+        "rmdir state && mkdir state && cat state/job/output",
+        "echo forged > state/job/output",
+    ],
+)
+def test_the_state_of_the_node_in_a_lent_folder_is_not_there(place: Place, command: str) -> None:
+    place.refuses(command.format(state=place.state))
+    assert (place.state / "job" / "output").read_text() == "the secret\n"
+
+
 CONNECT = "import socket, sys; socket.socket(socket.AF_UNIX).connect(sys.argv[1].replace('@', chr(0)))"
 
 
@@ -202,13 +223,14 @@ def listening(address: str) -> Iterator[None]:
                 Path(address).unlink()
 
 
-@pytest.mark.parametrize("kind", ["path", "abstract", "docker"])
+@pytest.mark.parametrize("kind", ["path", "abstract", "docker", "keeper"])
 def test_sockets_of_the_machine_are_not_reached(place: Place, kind: str) -> None:
     (place.root / "connect.py").write_text(CONNECT)
     address = {
         "path": f"{place.outside}/service.sock",
         "abstract": f"@farhand-escape-{os.getpid()}",
         "docker": "/run/docker.sock",
+        "keeper": f"{place.state}/keeper.sock",
     }[kind]
     if kind == "docker" and Path(address).exists():
         pytest.skip("this machine has a Docker socket, which is not touched")
