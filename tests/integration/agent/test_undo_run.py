@@ -81,7 +81,8 @@ def test_machines_that_are_away_and_files_that_changed_are_named(house: House, t
             what="the node that is away",
         )
         first = farhand("undo", "--run", run)
-        assert first.status == 1 and "2 calls" not in first.out
+        assert first.status == 1 and "1 call undone, 3 not" in first.err
+        assert f"restored: left:{roots[0]}/file" in first.out
         lines = [line for line in first.out.splitlines() if line.startswith("not undone")]
         assert [line.split()[2] for line in lines] == ["right__Trial", "left__Write", "right__Write"], "newest first"
         assert "offline" in lines[0] and "offline" in lines[2] and "changed since" in lines[1]
@@ -124,8 +125,9 @@ def test_a_token_that_may_not_write_undoes_nothing(house: House) -> None:
     assert answer.status == 403
 
 
-def test_a_kill_in_the_middle_leaves_nothing_to_do_twice(house: House, tmp_path: Path) -> None:
-    """Some calls are undone before the gateway is killed; a second undo of the run does the rest."""
+@pytest.mark.parametrize("killed", ["gateway", "node"])
+def test_a_kill_in_the_middle_leaves_nothing_to_do_twice(house: House, tmp_path: Path, killed: str) -> None:
+    """Some calls are undone before the kill; a second undo of the run does the rest."""
     gateway = house.gateway
     with NodeProcess(gateway, tmp_path, "shelf") as node:
         files = [node.workspace / f"{number}.txt" for number in range(6)]
@@ -137,10 +139,14 @@ def test_a_kill_in_the_middle_leaves_nothing_to_do_twice(house: House, tmp_path:
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             undoing = pool.submit(gateway.request, "POST", f"/v1/runs/{run}/undo", {})
             wait_until(lambda: sum(file.exists() for file in files) < 4, what="the undo of a third file")
-            gateway.kill()
-            undoing.exception(60)  # it may have ended just before
-        gateway.start()
-        gateway.wait_for_node("shelf")
+            if killed == "gateway":
+                gateway.kill()
+                undoing.exception(60)  # it may have ended just before
+                gateway.start()
+                gateway.wait_for_node("shelf")
+            else:
+                node.restart()
+                assert undoing.result(60).status == 200
         running = "/v1/calls?tool=shelf__Undo&state=running&limit=1"
         wait_until(lambda: not gateway.get(running)["calls"], what="the end of an undo that was open")
         report = gateway.request("POST", f"/v1/runs/{run}/undo", {}).json()
