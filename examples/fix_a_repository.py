@@ -185,7 +185,8 @@ class Demonstration:
         self.farhand("trial", "keep", self.trial_id)
         receipt = self.folder / "receipt.json"
         self.farhand("receipt", self.trial_id, "-o", str(receipt))
-        self.farhand("receipt", "verify", str(receipt))
+        key = self.json("receipt", "key")["fingerprint"]
+        self.farhand("receipt", "verify", str(receipt), "--gateway-key", key)
         signature = (self.repository / "calculator.sig").read_text().strip()
         expected = hmac.new(SECRET.encode(), RIGHT.encode(), hashlib.sha256).hexdigest()
         signed = "with the secret" if signature == expected else "WRONGLY"

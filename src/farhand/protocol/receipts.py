@@ -39,7 +39,7 @@ class NodeStatement(msgspec.Struct, frozen=True):
     ended_at: int
 
 
-class CallStatement(msgspec.Struct, frozen=True, kw_only=True):
+class CallStatement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a gateway signs of the call in its record."""
 
     id: str
@@ -56,7 +56,7 @@ class CallStatement(msgspec.Struct, frozen=True, kw_only=True):
     result_sha256: str
 
 
-class NodePart(msgspec.Struct, frozen=True):
+class NodePart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The node's statement, its signature and the key to check it; or why there is none."""
 
     statement: str | None = None
@@ -67,20 +67,20 @@ class NodePart(msgspec.Struct, frozen=True):
     note: str = ""
 
 
-class GatewayPart(msgspec.Struct, frozen=True):
+class GatewayPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     id: str
     key: str
     signed_at: int
 
 
-class ReceiptContent(msgspec.Struct, frozen=True):
+class ReceiptContent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The arguments and the result as they are recorded, as JSON texts."""
 
     args: str
     result: str
 
 
-class Receipt(msgspec.Struct, frozen=True, omit_defaults=True):
+class Receipt(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     format: str
     call: CallStatement
     node: NodePart
@@ -194,8 +194,8 @@ def check(receipt: Receipt, pinned: Mapping[str, str]) -> list[ReceiptFinding]:
                 _found(
                     f"content: {part}",
                     same,
-                    "are those of the call" if part == "arguments" else "is that of the call",
-                    "differ from what the gateway signed: they were changed, or a secret in them was masked",
+                    "as the gateway signed it",
+                    "not as the gateway signed it: it was changed, or a secret in it was masked",
                 )
             )
     return findings

@@ -9,10 +9,10 @@ to people (`gateway/messaging/outbox.py`), what models and embedders are given (
 commands (`gateway/nodes/output.py`) and the log. A text that is cut before it reaches an exit is redacted where it is
 cut, since a part of a secret is not recognised later.
 
-Known values are found as they are, URL-quoted, as a JSON string, as JSON inside JSON (four levels), line by line where
-a secret has several lines, and as the HTTP Basic form of a password in a URL. A secret that was compressed, encrypted
-or encoded in another way passes. This limits accidental disclosure; a caller who may run commands can still re-encode
-a secret on purpose.
+Known values are found as they are, URL-quoted, as a JSON string, as JSON inside JSON (four levels), in a diff and line
+by line where a secret has several lines, and as the HTTP Basic form of a password in a URL. A secret that was
+compressed, encrypted or encoded in another way passes. This limits accidental disclosure; a caller who may run commands
+can still re-encode a secret on purpose.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import quote, quote_plus
 
@@ -150,8 +150,7 @@ class KnownSecrets:
             if text.isascii() and _OWN.fullmatch(text.encode()):
                 self._own.add(text.encode())
                 continue  # matched by pattern
-            lines = [line.strip() for line in text.splitlines()] if "\n" in text else []
-            for part in (text, *(line for line in lines if _is_secret_line(line))):
+            for part in (text, *_parts(text.splitlines())):
                 found.update(encoded.encode(errors="surrogateescape") for encoded in _encodings(part))
         # The longest first: one may be a part of another.
         self._needles = tuple(sorted(found, key=lambda needle: (-len(needle), needle)))
@@ -339,6 +338,13 @@ def _encodings(text: str) -> set[str]:
         written |= {json.dumps(one, ensure_ascii=only)[1:-1] for one in written for only in (True, False)}
     raw = text.encode(errors="surrogateescape")
     return written | {quote(raw), quote_plus(raw), quote(raw, safe="")}
+
+
+def _parts(lines: list[str]) -> Iterator[str]:
+    """Yield other forms in which a secret of several lines appears: in a diff, and each line by itself."""
+    if len(lines) > 1:
+        yield from (f"\n{mark}".join(lines) for mark in "+- ")
+        yield from (line.strip() for line in lines if _is_secret_line(line.strip()))
 
 
 def _is_secret_line(line: str) -> bool:

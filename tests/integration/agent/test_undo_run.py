@@ -54,6 +54,63 @@ def test_everything_a_run_changed_is_undone(house: House, tmp_path: Path) -> Non
         assert report["undone"] == 0 or all(one["reason"] for one in report["calls"] if not one["undone"])
 
 
+def test_machines_that_are_away_and_files_that_changed_are_named(house: House, tmp_path: Path) -> None:
+    """One undo does what can be done; a later one does the rest."""
+    gateway, farhand = house.gateway, Command(house.gateway.home)
+    roots = [tmp_path / name for name in ("left", "right")]
+    for root in roots:
+        root.mkdir()
+        (root / "file").write_text("old\n")
+    left = NodeProcess(gateway, tmp_path / "l", "left", "--root", str(roots[0]))
+    right = NodeProcess(gateway, tmp_path / "r", "right", "--root", str(roots[1]))
+    with left, right:
+        run = house.session(
+            calls(("left__Write", {"path": "file", "content": "new"})),
+            calls(("right__Write", {"path": "file", "content": "new"})),
+            calls(("left__Write", {"path": "other", "content": "new"})),
+            calls(("right__Bash", {"command": "echo tried > tried", "trial": True})),
+            calls(("left__Read", {"path": "file"})),
+            text("done"),
+        ).send()["run_id"]
+        trial = gateway.get("/v1/calls?tool=right__Bash&limit=1")["calls"][0]["id"]
+        assert gateway.request("POST", f"/v1/trials/{trial}/keep", {}).status == 200
+        (roots[0] / "other").write_text("by hand")
+        right.stop()
+        wait_until(
+            lambda: not any(one["online"] for one in gateway.get("/v1/nodes")["nodes"] if one["node_id"] == "right"),
+            what="the node that is away",
+        )
+        first = farhand("undo", "--run", run)
+        assert first.status == 1 and "1 call undone, 3 not" in first.err
+        assert f"restored: left:{roots[0]}/file" in first.out
+        lines = [line for line in first.out.splitlines() if line.startswith("not undone")]
+        assert [line.split()[2] for line in lines] == ["right__Trial", "left__Write", "right__Write"], "newest first"
+        assert "offline" in lines[0] and "offline" in lines[2] and "changed since" in lines[1]
+        assert (roots[0] / "file").read_text() == "old\n" and (roots[0] / "other").read_text() == "by hand"
+        assert (roots[1] / "file").read_text() == "new" and (roots[1] / "tried").exists()
+        right.start()
+        second = farhand("undo", "--run", run)
+        assert second.status == 1 and "undone before: left__Write" in second.out, second
+        assert [line.split()[2] for line in second.out.splitlines() if line.startswith("not undone")] == ["left__Write"]
+        assert (roots[1] / "file").read_text() == "old\n" and not (roots[1] / "tried").exists()
+        (roots[0] / "other").write_text("new")
+        assert farhand("undo", "--run", run).status == 0 and not (roots[0] / "other").exists()
+
+
+def test_a_keep_that_was_lost_is_undone(house: House, tmp_path: Path) -> None:
+    """The first call applied the trial and its caller left; the second one only found it applied."""
+    gateway = house.gateway
+    with NodeProcess(gateway, tmp_path, "loft") as node:
+        session = house.session(calls(("loft__Bash", {"command": "echo x > made", "trial": True})), text("done"))
+        run = session.send()["run_id"]
+        trial = gateway.get("/v1/calls?tool=loft__Bash&limit=1")["calls"][0]["id"]
+        first, second = (gateway.request("POST", f"/v1/trials/{trial}/keep", {}).json() for _ in range(2))
+        assert first["keptBy"] == second["keptBy"] and (node.workspace / "made").exists()
+        report = gateway.request("POST", f"/v1/runs/{run}/undo", {}).json()
+        assert (report["undone"], report["not_undone"]) == (1, 0), report
+        assert report["calls"][0]["call_id"] == first["keptBy"] and not (node.workspace / "made").exists()
+
+
 def test_what_is_not_a_run_is_refused(house: House) -> None:
     for name, status in (("nothing", 404), ("a:b", 400)):
         assert house.gateway.request("POST", f"/v1/runs/{name}/undo", {}).status == status
@@ -68,8 +125,9 @@ def test_a_token_that_may_not_write_undoes_nothing(house: House) -> None:
     assert answer.status == 403
 
 
-def test_a_kill_in_the_middle_leaves_nothing_to_do_twice(house: House, tmp_path: Path) -> None:
-    """Some calls are undone before the gateway is killed; a second undo of the run does the rest."""
+@pytest.mark.parametrize("killed", ["gateway", "node"])
+def test_a_kill_in_the_middle_leaves_nothing_to_do_twice(house: House, tmp_path: Path, killed: str) -> None:
+    """Some calls are undone before the kill; a second undo of the run does the rest."""
     gateway = house.gateway
     with NodeProcess(gateway, tmp_path, "shelf") as node:
         files = [node.workspace / f"{number}.txt" for number in range(6)]
@@ -81,10 +139,14 @@ def test_a_kill_in_the_middle_leaves_nothing_to_do_twice(house: House, tmp_path:
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             undoing = pool.submit(gateway.request, "POST", f"/v1/runs/{run}/undo", {})
             wait_until(lambda: sum(file.exists() for file in files) < 4, what="the undo of a third file")
-            gateway.kill()
-            undoing.exception(60)  # it may have ended just before
-        gateway.start()
-        gateway.wait_for_node("shelf")
+            if killed == "gateway":
+                gateway.kill()
+                undoing.exception(60)  # it may have ended just before
+                gateway.start()
+                gateway.wait_for_node("shelf")
+            else:
+                node.restart()
+                assert undoing.result(60).status == 200
         running = "/v1/calls?tool=shelf__Undo&state=running&limit=1"
         wait_until(lambda: not gateway.get(running)["calls"], what="the end of an undo that was open")
         report = gateway.request("POST", f"/v1/runs/{run}/undo", {}).json()

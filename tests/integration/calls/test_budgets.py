@@ -61,6 +61,7 @@ def test_parallel_calls_cannot_exceed_a_number_of_calls(hands: NodeProcess) -> N
         message = answer["error"]["message"]
         assert "5 of 5 calls per day" in message and f"token {token['id']}" in message and "did not run" in message
         assert f"renews at {midnight}T00:00:00Z" in message
+        assert f"`farhand budget set token:{token['id']} calls=…`" in message
     use = shown(gateway, f"token:{token['id']}")["calls"]
     assert (use["used"], use["limit"], use["reserved"], use["left"]) == (5, 5, 0, 0)
     record = gateway.get("/v1/calls?state=denied&limit=1")["calls"][0]
@@ -105,7 +106,7 @@ def test_bytes_and_wall_time_are_counted_and_end(hands: NodeProcess) -> None:
     assert large["state"] == "denied" and "bytes per day" in large["error"]["message"]
     timed = made(gateway, "--budget", "wall_seconds=1.5/day")
     slow = call(gateway, timed["token"], "hands__Bash", {"command": "sleep 600"})
-    assert slow["state"] == "timeout" and "1.5 s" in slow["error"]["message"]
+    assert slow["state"] == "timeout" and "1.5 s, which is all that its budget left" in slow["error"]["message"]
     late = call(gateway, timed["token"], "hands__Bash", TRUE)
     assert late["state"] == "denied" and "seconds of wall time" in late["error"]["message"]
 
@@ -140,6 +141,7 @@ def test_the_command_line_sets_shows_and_clears(hands: NodeProcess) -> None:
     assert call(hands.gateway, token["token"], "hands__Bash", TRUE)["ok"] is True
     for wrong, said in (
         (("set", "tokn:x", "calls=1"), "token"),
+        (("set", "token:zzzz", "calls=1"), "farhand token list"),
         (("set", "all", "cals=1"), "did you mean 'calls'"),
         (("set", "all", "calls=1/week"), "day or total"),
         (("set", "all", "calls=-1"), "not a limit"),

@@ -6,11 +6,14 @@ import asyncio
 import copy
 import hashlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
+from farhand.cli.calls.receipt import MOST_BYTES
 from farhand.protocol.receipts import Receipt, check, fingerprint
 from tests.integration.cli.conftest import Command
 from tests.support.harness import GatewayProcess, NodeProcess, PlainNode
@@ -44,8 +47,16 @@ def test_a_receipt_is_exported_and_verified_offline(hands: NodeProcess, tmp_path
     wrong = offline("receipt", "verify", str(file), "--gateway-key", node_key)
     assert wrong.status == 1 and "gateway key" in wrong.out and "NOT VALID" in wrong.out
     assert offline("receipt", "verify", str(tmp_path / "none.json")).status == 1
-    (tmp_path / "text").write_text("[1]")
-    assert "not a receipt" in offline("receipt", "verify", str(tmp_path / "text")).err
+    unpinned = offline("receipt", "verify", str(file))
+    assert unpinned.status == 0 and "valid, if this gateway key is yours" in unpinned.out, unpinned
+    assert "hands__Bash on hands by owner, ended as ok" in unpinned.out
+    for text in ("[1]", "", file.read_text()[:200], file.read_text().replace('"call"', '"extra": 1, "call"', 1)):
+        (tmp_path / "text").write_text(text)
+        refused = offline("receipt", "verify", str(tmp_path / "text"))
+        assert refused.status == 1 and "not a receipt" in refused.err and "Traceback" not in refused.err
+    with (tmp_path / "large").open("wb") as large:
+        large.truncate(MOST_BYTES + 1)
+    assert "more than" in offline("receipt", "verify", str(tmp_path / "large")).err
     assert "no call" in farhand("receipt", "0123456789").err
 
 
@@ -87,6 +98,48 @@ def test_every_changed_part_is_named(hands: NodeProcess) -> None:
     assert verdicts(dropped, node=receipt["node"]["key"])["node signature"] == "mismatch"
 
 
+def leaves(part: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for name, value in part.items():
+        if isinstance(value, dict):
+            yield from leaves(value, (*path, name))
+        else:
+            yield (*path, name), value
+
+
+def test_no_field_can_be_changed_or_added(hands: NodeProcess) -> None:
+    gateway = hands.gateway
+    done = gateway.invoke("hands__Bash", {"command": "true"})
+    receipt = receipt_of(gateway, done["request_id"], "?content=1")
+    changed = {bool: lambda old: not old, int: lambda old: old + 1, str: lambda old: old + "x"}
+    for path, value in leaves(receipt):
+        other = copy.deepcopy(receipt)
+        place = other
+        for name in path[:-1]:
+            place = place[name]
+        place[path[-1]] = "x" if value is None else changed[type(value)](value)
+        assert "mismatch" in verdicts(other).values(), path
+        place["unsigned"] = "approved"
+        with pytest.raises(msgspec.ValidationError, match="unsigned"):
+            verdicts(other)
+
+
+def test_a_receipt_of_another_gateway_or_call_is_told(hands: NodeProcess, tmp_path: Path) -> None:
+    gateway = hands.gateway
+    key = gateway.get("/v1/receipts/key")["fingerprint"]
+    one, two = (receipt_of(gateway, gateway.invoke("hands__Bash", {"command": "id"})["request_id"]) for _ in range(2))
+    mixed = verdicts({**one, "node": two["node"]}, gateway=key)
+    assert mixed["gateway signature"] == mixed["call id"] == "mismatch"
+    with GatewayProcess(tmp_path / "other") as other:
+        theirs = receipt_of(other, other.invoke("gsv__ListFiles", {})["request_id"])
+        assert verdicts(theirs, gateway=key) == {
+            "gateway key": "mismatch",
+            "gateway signature": "ok",
+            "node signature": "absent",
+        }
+        forged = verdicts({**one, "gateway": theirs["gateway"], "signature": theirs["signature"]}, gateway=key)
+        assert forged["gateway key"] == forged["gateway signature"] == "mismatch"
+
+
 def test_refusals_and_errors_have_receipts_too(hands: NodeProcess) -> None:
     gateway = hands.gateway
     failed = gateway.invoke("hands__Read", {"path": "no-such-file"})
@@ -97,6 +150,26 @@ def test_refusals_and_errors_have_receipts_too(hands: NodeProcess) -> None:
     assert "no node ran this call" in receipt["node"]["note"] and verdicts(receipt)["node signature"] == "absent"
     refused = gateway.invoke("hands__Bash", {"comand": "x"})
     assert "mismatch" not in verdicts(receipt_of(gateway, refused["request_id"])).values()
+    tried = gateway.invoke("hands__Bash", {"command": "echo x > tried", "trial": True})
+    receipt = receipt_of(gateway, tried["request_id"])
+    assert verdicts(receipt)["arguments"] == verdicts(receipt)["result"] == verdicts(receipt)["node signature"] == "ok"
+    limited = Command(gateway.home)("token", "create", "--budget", "calls=0/day", "--json").json()["token"]
+    body = {"tool": "hands__Bash", "args": {"command": "true"}}
+    denied = gateway.request("POST", "/v1/tools/invoke", body, token=limited).json()
+    receipt = receipt_of(gateway, denied["request_id"])
+    assert receipt["call"]["state"] == "denied" and "the gateway denied it" in receipt["node"]["note"]
+
+
+def test_a_call_with_an_unknown_outcome_has_an_honest_receipt(shared_gateway: GatewayProcess) -> None:
+    async def scenario() -> Any:
+        async with PlainNode.connect(shared_gateway, "lost", ["lost"]) as node:
+            calling = asyncio.create_task(shared_gateway.ainvoke("lost.act", {}))
+            await node.receive("tool_request")
+        return await calling
+
+    receipt = receipt_of(shared_gateway, asyncio.run(scenario())["request_id"])
+    assert receipt["call"]["state"] == "unknown" and "did not arrive" in receipt["node"]["note"]
+    assert "mismatch" not in verdicts(receipt).values()
 
 
 def test_a_token_gets_receipts_of_its_own_calls_only(hands: NodeProcess) -> None:

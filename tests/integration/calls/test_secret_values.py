@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.integration.cli.conftest import Command
-from tests.support.harness import GatewayProcess, NodeProcess
+from tests.support.harness import GatewayProcess, NodeProcess, wait_until
 
 pytestmark = pytest.mark.usefixtures("own_interpreters")
 
@@ -73,12 +73,7 @@ def test_the_value_is_nowhere_but_in_the_process(place: Place) -> None:
     assert not failed["ok"] and value not in json.dumps(failed)
     for path in ("/v1/calls", "/v1/secrets", f"/v1/calls/{answer['request_id']}/output?wait=0", "/v1/nodes/ci/logs"):
         assert value not in place.gateway.request("GET", path).body.decode(errors="replace"), path
-    kept = subprocess.run(
-        ["grep", "-rlaF", value, str(place.gateway.home), str(place.node.state)],
-        capture_output=True,
-        text=True,
-        check=False,
-    ).stdout.split()
+    kept = places_of(value, place.gateway.home, place.node.state)
     # The output of the command itself, on the machine that ran it, is the only place.
     assert [path for path in kept if "/jobs/" not in path] == []
 
@@ -144,6 +139,39 @@ def test_in_a_sandbox_and_in_a_trial(place: Place, tmp_path: Path) -> None:
         for more in ({}, {"trial": True}):
             output = node.ok("Bash", {"command": command, **more})["output"]
             assert output.split()[0] == sha256(VALUE) and "second line" not in output
+        # A diff has a mark before each line, so the value is not in it as it is.
+        written = place.gateway.invoke("boxed__Bash", {"command": 'echo "{{secret:BOXED}}" > out', "trial": True})
+        assert written["result"]["changes"][0]["diff"].endswith("+***\n"), written
+        shown = place.gateway.request("GET", f"/v1/trials/{written['request_id']}")
+        assert shown.status == 200 and b"second line" not in shown.body
+        kept = places_of("second line of the value", place.gateway.home)
+        assert [path for path in kept if "/jobs/" not in path] == []
+
+
+@pytest.mark.parametrize("killed", ["node", "gateway"])
+def test_a_kill_while_a_command_has_a_secret_spreads_nothing(tmp_path: Path, killed: str) -> None:
+    value = "marker-51c0de-value-of-the-secret"
+    with GatewayProcess(tmp_path / "home") as gateway, NodeProcess(gateway, tmp_path / "node", "ci") as node:
+        Place(gateway, node).set("KILLED", value)
+        command = 'touch began; until [ -e go ]; do sleep 0.05; done; printf %s "{{secret:KILLED}}" | sha256sum'
+        call = node.begin("Bash", {"command": command})
+        wait_until((node.workspace / "began").exists, what="the command")
+        if killed == "node":
+            node.restart()
+        else:
+            gateway.kill()
+            gateway.start()
+            gateway.wait_for_node("ci")
+        (node.workspace / "go").touch()
+        ended = node.end_of(call)
+        assert ended["state"] == "ok" and ended["result"]["output"].split()[0] == sha256(value), ended
+        assert places_of(value, tmp_path) == []
+
+
+def places_of(value: str, *folders: Path) -> list[str]:
+    """The files that hold a value."""
+    command = ["grep", "-rlaF", value, *map(str, folders)]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()
 
 
 def test_restrictions_hold(place: Place) -> None:

@@ -425,6 +425,12 @@ def test_a_secret_of_several_lines_is_known_by_each_of_them() -> None:
     known = KnownSecrets([key + "\n-----END PRIVATE KEY-----\n"])
     page = "\n".join(f"{number}\t{line}" for number, line in enumerate(key.splitlines(), 1))
     assert "aB3/" not in known.redact_text(page) and "BEGIN PRIVATE KEY" in known.redact_text(page)
+    words = "first line of it\n\n  and the second"
+    known = KnownSecrets([words + "\n"])
+    for mark in "+- ":
+        diff = "".join(f"{mark}{line}\n" for line in words.splitlines())
+        assert known.redact_text(diff) == f"{mark}***\n"
+        assert known.redact_text(json.dumps({"diff": diff})) == json.dumps({"diff": f"{mark}***\n"})
 
 
 def test_parts_of_secrets_are_hidden_where_a_text_is_cut_and_nowhere_else() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 import shutil
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import pytest
 
 from farhand.machine.sandbox.launcher import landlock_version
 from tests.integration.cli.conftest import Command
-from tests.support.harness import GatewayProcess, NodeProcess
+from tests.support.harness import GatewayProcess, NodeProcess, wait_until
 
 LEVELS = [
     pytest.param("bubblewrap", marks=pytest.mark.skipif(shutil.which("bwrap") is None, reason="no bubblewrap")),
@@ -107,10 +108,13 @@ def test_keeping_applies_exactly_the_changes(tried: Tried) -> None:
 
 def test_what_was_kept_can_be_undone(tried: Tried) -> None:
     done = tried.trial("echo changed > old.txt; echo new > new.txt")
-    status, _ = tried.end(done, "keep")
-    assert status == 200
+    status, kept = tried.end(done, "keep")
     calls = tried.gateway.get("/v1/calls?tool=tried__Trial&limit=1")["calls"]
-    undone = tried.gateway.request("POST", f"/v1/calls/{calls[0]['id']}/undo", body={}).json()
+    assert status == 200 and kept["keptBy"] == calls[0]["id"]
+    assert tried.end(done, "keep")[1]["keptBy"] == calls[0]["id"], "keeping it again applies nothing"
+    refused = tried.gateway.request("POST", f"/v1/calls/{done['trialId']}/undo", body={})
+    assert refused.status == 404 and "was a trial" in refused.body.decode()
+    undone = tried.gateway.request("POST", f"/v1/calls/{kept['keptBy']}/undo", body={}).json()
     assert undone["ok"] is True, undone
     assert (tried.root / "old.txt").read_text() == "one\ntwo\n" and not (tried.root / "new.txt").exists()
 
@@ -188,6 +192,46 @@ def test_trials_outlive_a_killed_node(tried: Tried) -> None:
     tried.node.start()
     assert tried.end(done, "keep")[1]["state"] == "kept"
     assert (tried.root / "new.txt").read_text() == "x\n"
+
+
+MANY = "for i in $(seq 1500); do echo $i > new-$i; done; echo changed > old.txt; rm gone.txt"
+
+
+@pytest.mark.parametrize("killed", ["node", "gateway", "both"])
+def test_a_kill_in_the_middle_of_keeping_applies_all_of_it_or_nothing(tmp_path: Path, killed: str) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "old.txt").write_text("old\n")
+    (root / "gone.txt").write_text("bye\n")
+    with (
+        GatewayProcess(tmp_path / "home") as gateway,
+        NodeProcess(gateway, tmp_path / "node", "tried", "--root", str(root)) as node,
+        concurrent.futures.ThreadPoolExecutor(1) as pool,
+    ):
+        before = tree(root)
+        tried = Tried(gateway, node, root)
+        done = tried.trial(MANY)
+        assert tree(root) == before and len(done["changes"]) == 1502
+        keeping = pool.submit(tried.end, done, "keep")
+        wait_until(lambda: tree(root) != before, what="the first change")
+        if killed != "node":
+            gateway.kill()
+        if killed != "gateway":
+            node.kill()
+        if killed != "node":
+            gateway.start()
+            gateway.wait_for_node("tried") if killed == "gateway" else None
+        if killed != "gateway":
+            node.start()
+        keeping.exception(60)  # its connection may be lost; the call goes on
+        open_calls = "/v1/calls?tool=tried__Trial&state=running&limit=1"
+        wait_until(lambda: not gateway.get(open_calls)["calls"], what="the end of the call that keeps it")
+        status, kept = tried.end(done, "keep")
+        assert status == 200 and kept["state"] == "kept", kept
+        after = tree(root)
+        assert len(after) == 1501 and after["new-1500"] == b"1500\n" and after["old.txt"] == b"changed\n"
+        undone = gateway.request("POST", f"/v1/calls/{kept['keptBy']}/undo", body={}).json()
+        assert undone["ok"] is True and tree(root) == before, undone
 
 
 def test_a_kill_while_the_command_runs_loses_nothing(tried: Tried) -> None:
@@ -416,6 +460,16 @@ def test_a_folder_that_became_a_link_shows_nothing_of_its_target(tried: Tried, t
 def test_a_name_that_is_not_utf8_ends_the_trial(tried: Tried) -> None:
     message = tried.node.fails("Bash", {"command": "touch \"$(printf '\\377')\"", "trial": True}, "failed")
     assert "not UTF-8" in message
+
+
+def test_a_trial_that_writes_too_much_is_ended(tmp_path: Path, shared_gateway: GatewayProcess) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    options = ("--root", str(root), "--disk", "2M")
+    with NodeProcess(shared_gateway, tmp_path / "node", "narrow", *options) as node:
+        command = "for i in 1 2 3 4; do head -c 1000000 /dev/zero > f$i; done; sleep 1000"
+        said = node.fails("Bash", {"command": command, "trial": True}, "failed")
+        assert "trial discarded" in said and "at most 2097152" in said and os.listdir(root) == []
 
 
 def test_trials_that_changed_nothing_take_no_place(tried: Tried) -> None:

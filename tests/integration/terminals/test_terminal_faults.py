@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.nodes.test_lent_folder_shell import LEVELS
 from tests.support.harness import GatewayProcess, NodeProcess, Proxy, wait_until
 from tests.support.terminal import TerminalViewer
 
@@ -119,21 +120,25 @@ def test_the_limits_of_the_machine_hold(
         assert answer.status == 403 and reason in answer.json()["error"]["message"], answer
 
 
-def test_a_node_that_lends_a_folder_confines_its_terminals(gateway: GatewayProcess, tmp_path: Path) -> None:
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_node_that_lends_a_folder_confines_its_terminals(gateway: GatewayProcess, tmp_path: Path, level: str) -> None:
     lent, other = tmp_path / "lent", tmp_path / "other"
     lent.mkdir()
     other.mkdir()
-    with NodeProcess(gateway, tmp_path, "hands", "--root", str(lent)):
-        answer = gateway.request(
-            "POST", "/v1/terminals", {"node": "hands", "command": f"echo x > {other}/file; echo y > in"}
-        )
-        if answer.status == 200:
-            with TerminalViewer(gateway, answer.json()["terminal_id"], 0) as viewer:
-                viewer.message("exit")
-            assert (lent / "in").exists()
-        else:  # nothing here can confine it
-            assert answer.status in (403, 502), answer
-        assert not (other / "file").exists()
+    with NodeProcess(gateway, tmp_path, "hands", "--root", str(lent), "--sandbox", level):
+        opened = gateway.request("POST", "/v1/terminals", {"node": "hands"}).json()
+        with TerminalViewer(gateway, opened["terminal_id"], 0) as viewer:
+            viewer.type(f"echo x > {other}/file; echo y > in; echo tri''ed\r")
+            viewer.sees("tried")
+            viewer.type("sleep 1000 && echo slept\r")
+            viewer.sees("sleep 1000 &&")
+            viewer.type(b"\x03")
+            viewer.type("cat /proc/[0-9]*/cmdline | tr '\\0' ' '; echo se''en\r")
+            viewer.sees("seen")
+            assert str(gateway.home).encode() not in viewer.output
+            viewer.type("exit 3\r")
+            assert viewer.message("exit") == {"type": "exit", "exit_code": 3, "signal": None}
+        assert (lent / "in").exists() and not (other / "file").exists()
 
 
 def test_limits_that_came_later_hold_for_input(gateway: GatewayProcess, node: NodeProcess, tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ class BudgetRoutes:
         ]
         return BudgetsAnswer(await self._uses(only), defaults)
 
-    @route("PUT /v1/budgets", Scope.ADMIN, "Set the limits of one subject.")
+    @route("PUT /v1/budgets", Scope.ADMIN, "Set the limits of one subject.", errors=(404,))
     async def put(self, request: Request, wanted: BudgetRequest) -> BudgetsAnswer:
         with refusing(ValueError):
             subject = check_subject(wanted.subject)
@@ -89,6 +89,8 @@ class BudgetRoutes:
             raise Problem(403, "forbidden", f"a token cannot change its own budget, or that of its maker ({subject})")
         with refusing(ValueError):
             limits = limits_of(subject, wanted.limits)
+        if limits and self._budgets.is_unknown(subject):
+            raise Problem(404, "not_found", f"there is no {subject}; `farhand token list` shows the ids of tokens")
         await self._budgets.set(subject, limits, request.credential.id)
         return BudgetsAnswer(await self._uses(subject), [])
 

@@ -27,6 +27,8 @@ class TrialShown(msgspec.Struct):
     changes: list[dict[str, Any]]
     startedAt: int  # noqa: N815
     expiresAt: int  # noqa: N815
+    # The call that kept it, which can be undone.
+    keptBy: str = ""  # noqa: N815
 
 
 trial_route = partial(route, answer=TrialShown, errors=(403, 404, 409, 423, 502, 503, 504), narrow=True, content=True)

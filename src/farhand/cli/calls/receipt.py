@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,7 +16,7 @@ from farhand.cli.commands import ClientGroup
 from farhand.cli.json_output import group_json_option
 from farhand.cli.output import paint, plain, show, show_fields, show_json
 from farhand.protocol.errors import FarhandError
-from farhand.protocol.receipts import Receipt, check
+from farhand.protocol.receipts import CallStatement, Receipt, check
 
 MOST_BYTES: Final = 256 * 1024 * 1024
 _MARKS: Final = {"ok": "ok", "mismatch": "MISMATCH", "absent": "-"}
@@ -81,18 +82,19 @@ def key(client: Client) -> None:
 def verify(file: str, gateway_key: str | None, node_key: str | None, **_: Any) -> None:
     """Verify a receipt without a gateway; `-` reads standard input. The status is 1 if a part does not match.
 
-    Without --gateway-key and --node-key, the keys in the receipt are used: compare their fingerprints with those of
-    `farhand receipt key` and `farhand node key`.
+    Without --gateway-key and --node-key, the keys in the receipt are used, which proves nothing about who made it:
+    compare their fingerprints with those of `farhand receipt key` and `farhand node key`.
 
     \b
     Example:
       farhand receipt verify receipt.json --gateway-key SHA256:…
     """
+    name = "standard input" if file == "-" else file
     text = sys.stdin.buffer.read(MOST_BYTES) if file == "-" else _read(Path(file))
     try:
         found = msgspec.json.decode(text, type=Receipt)
     except (msgspec.MsgspecError, UnicodeError) as error:
-        raise FarhandError(f"{file} is not a receipt: {error}") from None
+        raise FarhandError(f"{name} is not a receipt: {error}") from None
     pinned = {name: value for name, value in (("gateway", gateway_key), ("node", node_key)) if value is not None}
     findings = check(found, pinned)
     valid = all(finding.verdict != "mismatch" for finding in findings)
@@ -101,11 +103,34 @@ def verify(file: str, gateway_key: str | None, node_key: str | None, **_: Any) -
         for finding in findings:
             mark = paint(_MARKS[finding.verdict], bold=finding.verdict == "mismatch")
             print(f"{mark:9} {plain(finding.part)}: {plain(finding.message)}")
-        print("valid" if valid else "NOT VALID")
+        print(_stated(found.call))
+        if valid and gateway_key is None:
+            print("valid, if this gateway key is yours: compare it with `farhand receipt key`, or give --gateway-key")
+        else:
+            print("valid" if valid else "NOT VALID")
 
-    show({"valid": valid, "call_id": found.call.id, "findings": msgspec.to_builtins(findings)}, render)
+    call = msgspec.to_builtins(found.call)
+    show(
+        {"valid": valid, "call_id": found.call.id, "call": call, "findings": msgspec.to_builtins(findings)},
+        render,
+    )
     if not valid:
         raise SystemExit(1)
+
+
+def _stated(call: CallStatement) -> str:
+    """Return what the gateway signed about a call, in one line."""
+    place = "" if call.node is None else f" on {call.node}"
+    behalf = "" if call.on_behalf_of is None else f" on behalf of {call.on_behalf_of}"
+    stated = f"{call.tool}{place} by {call.credential}{behalf}, ended as {call.state}, {_utc(call.ended_at)}"
+    return plain(f"call {call.id}: {stated}")
+
+
+def _utc(at: int) -> str:
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at / 1000))
+    except (OverflowError, ValueError, OSError):  # a receipt may state any number
+        return f"{at} ms"
 
 
 def _read(path: Path) -> bytes:

@@ -54,21 +54,23 @@ def _undo_run(client: Client, run_id: str, dry_run: bool) -> int:
             if one["undone"] and one.get("reason"):
                 print(plain_lines(f"undone before: {one['tool']} ({one['call_id']}): {one['reason']}"))
             elif one["undone"]:
-                _show_files(one["files"], dry_run)
+                _show_files(one["files"], dry_run, machine=one["node_id"] or "")
             else:
                 print(plain_lines(f"not undone: {one['tool']} ({one['call_id']}): {one['reason']}"))
         word = "could be undone" if dry_run else "undone"
-        remark(f"run {run_id}: {ended['undone']} calls {word}, {ended['not_undone']} not")
+        count = f"{ended['undone']} call{'' if ended['undone'] == 1 else 's'}"
+        remark(f"run {run_id}: {count} {word}, {ended['not_undone']} not")
 
     answer = client.post(url_path("/v1/runs/{}/undo", run_id), {"dry_run": dry_run})
     show(answer, render)
     return 0 if answer.value["not_undone"] == 0 else 1
 
 
-def _show_files(files: list[dict[str, Any]], dry_run: bool) -> None:
+def _show_files(files: list[dict[str, Any]], dry_run: bool, machine: str = "") -> None:
     for file in files:
         size = "" if file["action"] == "removed" else f" ({file['bytes']} bytes)"
-        print(plain_lines(f"{'would be ' if dry_run else ''}{file['action']}: {file['path']}{size}"))
+        place = f"{machine}:{file['path']}" if machine else file["path"]
+        print(plain_lines(f"{'would be ' if dry_run else ''}{file['action']}: {place}{size}"))
         if file.get("diff"):
             print(plain_lines(file["diff"]).rstrip("\n"))
 
@@ -116,4 +118,6 @@ def _show_trial(found: dict[str, Any]) -> None:
         if change.get("diff"):
             print(plain_lines(change["diff"]).rstrip("\n"))
     count = len(found["changes"])
-    remark(f"trial {found['trialId']}: {found['state']}, {count} change{'' if count == 1 else 's'}")
+    kept_by = found.get("keptBy")
+    undo_hint = f"; to undo it: farhand undo {kept_by}" if kept_by and found["state"] == "kept" else ""
+    remark(f"trial {found['trialId']}: {found['state']}, {count} change{'' if count == 1 else 's'}{undo_hint}")

@@ -234,6 +234,13 @@ class Budgets:
         chain = {credential} if self._credentials is None else self._credentials.lineage(credential)
         return subject in {f"token:{name}" for name in chain}
 
+    def is_unknown(self, subject: str) -> bool:
+        """Whether a subject is a token that does not exist. Hooks and people on channels have a colon in their name."""
+        scope, _, name = subject.partition(":")
+        if scope != "token" or ":" in name or self._credentials is None:
+            return False
+        return not self._credentials.knows(name)
+
     async def set(self, subject: str, limits: Sequence[Limit], by: str) -> None:
         """Replace the limits that were set for a subject; none: the defaults of the settings apply again."""
         await self._database.write(partial(table.set_limits, subject=subject, limits=limits, by=by, now=self._clock()))
@@ -294,9 +301,12 @@ def explain(error: BudgetExceeded, now: int) -> str:
     if error.least > 1 and use.left:
         text += f", and this needs {_amount(limit.unit, error.least)}"
     renews_at = limit.renews_at(now)
-    if renews_at is None:
-        return f"{text}; it does not renew, but can be raised: `farhand budget set {limit.subject}`"
-    return f"{text}; it renews at {datetime.fromtimestamp(renews_at / 1000, UTC):%Y-%m-%dT%H:%M:%SZ}"
+    renews = "does not renew" if renews_at is None else f"renews at {_utc(renews_at)}"
+    return f"{text}; it {renews}, and can be raised: `farhand budget set {limit.subject} {limit.unit}=…`"
+
+
+def _utc(at: int) -> str:
+    return f"{datetime.fromtimestamp(at / 1000, UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 _NOUNS: Final[Mapping[Unit, str]] = {

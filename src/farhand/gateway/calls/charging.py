@@ -34,6 +34,8 @@ class Charge(msgspec.Struct, frozen=True):
 
     limits: tuple[Limit, ...]
     nodes: tuple[str, ...] = ()
+    # Whether the limits leave less time than the call would have had.
+    shortens: bool = False
 
     def taking(self, record: CallRecord, now: int) -> Callable[[Tx], object]:
         """Return the operation that reserves what a call needs; it raises BudgetExceeded."""

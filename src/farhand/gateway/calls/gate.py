@@ -531,7 +531,7 @@ class Gate:
         target: Target | None = None
         refusal: ToolError | None = None
         waiting: Waiting | None = None
-        timeout_ms, request = 0, b""
+        timeout_ms, request, shortens = 0, b"", False
         try:
             if self.closing:
                 raise Failed("the gateway is stopping; the call did not run")
@@ -556,8 +556,8 @@ class Gate:
                     self._refuse_keeping(tried, principal, origins)
             if left.refusal is not None:
                 raise Denied(f"{left.refusal}; the call did not run")
-            if waiting is None and left.wall_ms is not None:
-                timeout_ms = min(timeout_ms, left.wall_ms)
+            if waiting is None and left.wall_ms is not None and left.wall_ms < timeout_ms:
+                timeout_ms, shortens = left.wall_ms, True
             if idempotency_key is not None:
                 self.keyed_calls.take(principal.actor, ROW_BYTES + len(bytes(call.args)), now)
             if waiting is None:
@@ -596,7 +596,7 @@ class Gate:
             self.waiting_calls.admit(opened, waiting)
             return opened
         if limits:
-            opened.charge = Charge(limits, nodes_of(call, target, self._node_registry))
+            opened.charge = Charge(limits, nodes_of(call, target, self._node_registry), shortens)
         opened.node, opened.request = target.node, request
         promised = background or idempotency_key is not None
         opened.read_only = target.spec is not None and target.spec.read_only and not promised

@@ -113,7 +113,8 @@ class Lifecycle:
         """Stop a call whose time is up."""
         opened.deadline = None
         seconds = (opened.record.deadline_at - opened.record.created_at) / 1000
-        self._stop(opened, _DEADLINES, f"the call did not end within {seconds:g} s")
+        budget = ", which is all that its budget left" if opened.charge is not None and opened.charge.shortens else ""
+        self._stop(opened, _DEADLINES, f"the call did not end within {seconds:g} s{budget}")
 
     def _stop(self, opened: OpenCall, events: tuple[CallEvent, CallEvent, CallEvent], reason: str) -> None:
         opened.stop_reason = opened.stop_reason or reason

@@ -355,7 +355,8 @@ class WaitingCalls:
             if left.refusal is not None:
                 raise Denied(left.refusal)
             timeout_ms = timeout_ms if left.wall_ms is None else min(timeout_ms, left.wall_ms)
-        charge = Charge(limits, nodes_of(_call(opened.record), target, self._node_registry)) if limits else None
+        nodes = nodes_of(_call(opened.record), target, self._node_registry)
+        charge = Charge(limits, nodes, timeout_ms < waiting.timeout_ms) if limits else None
         now = self._node_registry.clock()
         node = target.node
         record = msgspec.structs.replace(

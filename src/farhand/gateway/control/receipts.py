@@ -82,6 +82,8 @@ class Receipts:
             return NodePart(signed.statement, signed.signature, signed.node_key, registered)
         if record.route != "node":
             return NodePart(note="no node ran this call: it is a tool of the gateway, or was refused")
+        if record.state is CallState.DENIED:
+            return NodePart(note="no node ran this call: the gateway denied it")
         if record.state in (CallState.OK, CallState.ERROR):
             return NodePart(
                 note="the node did not sign its answer: its version does not sign, or it did not run the call"

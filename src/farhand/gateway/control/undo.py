@@ -20,7 +20,7 @@ from farhand.machine.files.files import Files
 from farhand.machine.files.undo import undo
 from farhand.machine.files.undo_log import UndoLog
 from farhand.protocol.calls import ToolCall
-from farhand.protocol.errors import Failed, NotFound, ToolError
+from farhand.protocol.errors import Failed, InvalidArgs, NotFound, ToolError
 from farhand.protocol.names import NATIVE, join_tool
 from farhand.store.objects.base import Objects
 from farhand.store.objects.folder import FolderObjects
@@ -61,6 +61,11 @@ class Undo:
         record = await self._gate.find(call_id)
         if record is None:
             raise NotFound(f"there is no call {call_id[:100]!r}")
+        if is_trial(record):
+            raise NotFound(
+                f"call {record.id} was a trial, which changes nothing until it is kept; what can be undone is the call "
+                f"that kept it, which `farhand trial show {record.id}` names"
+            )
         node_id = self._where(record) if record.ended_at is not None else None
         arguments = {"call": record.id, **({"dryRun": True} if dry_run else {})}
         call = ToolCall(
@@ -141,3 +146,14 @@ class Undo:
         found = self._kept.find(call)
         path = next((file.name for file in found.files), None) if found is not None else None
         return self._local if path is None else self._objects.files_of(path)
+
+
+def is_trial(record: CallRecord) -> bool:
+    """Whether a call ran a command as a trial, which changes nothing until it is kept."""
+    try:
+        arguments = read_arguments(record.args)
+        result = None if record.result is None else msgspec.json.decode(record.result)
+    except (InvalidArgs, msgspec.MsgspecError):
+        return False
+    tried = isinstance(arguments, dict) and arguments.get("trial") is True
+    return tried and isinstance(result, dict) and result.get("trialId") == record.id

@@ -11,7 +11,7 @@ import msgspec
 from farhand.gateway.access.principal import Principal
 from farhand.gateway.calls.catalog import Catalog, read_arguments
 from farhand.gateway.calls.gate import Gate
-from farhand.gateway.control.undo import Undo
+from farhand.gateway.control.undo import Undo, is_trial
 from farhand.protocol.errors import InvalidArgs, NotFound, ToolError
 from farhand.protocol.names import split_tool
 from farhand.protocol.node_tools import NODE_TOOLS
@@ -20,7 +20,6 @@ from farhand.store.tables import calls
 from farhand.store.tables.calls import CallRecord, CallState
 from farhand.tools.trial import NAME as TRIAL
 
-# Tools whose effects nothing records, so that they cannot be undone.
 # Tools that run commands, whose changes are not recorded.
 COMMANDS = frozenset(
     {"exec", "process", "shell"} | {tool.name for tool in NODE_TOOLS.values() if tool.listed and tool.runs_commands}
@@ -85,7 +84,7 @@ class RunUndo:
         return UndoneRun(run_id, dry_run, found, undone, len(found) - undone)
 
     def _may_change(self, record: CallRecord) -> bool:
-        if record.state is CallState.DENIED or _is_trial(record):
+        if record.state is CallState.DENIED or is_trial(record):
             return False
         named = split_tool(record.tool)
         if record.node_id is not None and named is not None:
@@ -117,10 +116,24 @@ class RunUndo:
 def _changes(tx: Tx, run_id: str) -> tuple[Mapping[str, CallRecord], list[CallRecord]]:
     """Return the calls that a run made, and those that kept one of its trials. Its sub-agents change nothing."""
     made = calls.made_by(tx, f"run:{run_id}:")
-    since = min((record.created_at for record in made.values()), default=0)
+    if not made:
+        return made, []
+    about = {one.id: one for one in calls.about_trials(tx, min(record.created_at for record in made.values()))}
     tried = {record.id for record in made.values()}
-    about = calls.about_trials(tx, since) if made else []
-    return made, [one for one in about if one.state is CallState.OK and _kept_trial(one) in tried]
+    keeping: dict[str, list[CallRecord]] = {}
+    for one in about.values():
+        if (trial := _kept_trial(one)) in tried:
+            keeping.setdefault(str(trial), []).append(one)
+    return made, [kept for every in keeping.values() for kept in _applied(every, about)]
+
+
+def _applied(every: list[CallRecord], about: Mapping[str, CallRecord]) -> list[CallRecord]:
+    """Return the calls that applied a trial, or may have, of those that were to keep it."""
+    for one in every:
+        if one.state is CallState.OK:
+            # A call that was lost may have applied what a later one found applied.
+            return [about.get(_result(one).get("keptBy", ""), one)]
+    return [one for one in every if one.state in (CallState.UNKNOWN, CallState.TIMEOUT)]
 
 
 def _planned(one: UndoneCall, newer: list[UndoneCall], dry_run: bool) -> UndoneCall:
@@ -134,24 +147,18 @@ def _planned(one: UndoneCall, newer: list[UndoneCall], dry_run: bool) -> UndoneC
     return one
 
 
-def _is_trial(record: CallRecord) -> bool:
-    """Whether a call ran a command as a trial, which changes nothing until it is kept."""
-    try:
-        arguments = read_arguments(record.args)
-        result = None if record.result is None else msgspec.json.decode(record.result)
-    except (InvalidArgs, msgspec.MsgspecError):
-        return False
-    tried = isinstance(arguments, dict) and arguments.get("trial") is True
-    return tried and isinstance(result, dict) and result.get("trialId") == record.id
-
-
 def _is_kept(record: CallRecord) -> bool:
     """Whether a command was tried before it was approved: then its call kept the trial."""
+    result = _result(record)
+    return result.get("state") == "kept" and result.get("trialId") != record.id
+
+
+def _result(record: CallRecord) -> dict[str, Any]:
     try:
         result = None if record.result is None else msgspec.json.decode(record.result)
     except msgspec.MsgspecError:
-        return False
-    return isinstance(result, dict) and result.get("state") == "kept" and result.get("trialId") != record.id
+        return {}
+    return result if isinstance(result, dict) else {}
 
 
 def _kept_trial(record: CallRecord) -> str | None:

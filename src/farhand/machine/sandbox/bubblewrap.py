@@ -25,6 +25,8 @@ _SHELL = ("/bin/sh", "-c")
 # Where commands see the launcher and the socket of the egress proxy.
 _LAUNCHER_INSIDE = "/run/farhand/launcher.py"
 _EGRESS_INSIDE = "/run/farhand/egress"
+_TO_BECOME_ANOTHER = ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP")
+_TO_PROTECT_DEVICES = ("CAP_SYS_ADMIN", "CAP_SETPCAP")
 
 
 class Sandbox:
@@ -39,7 +41,7 @@ class Sandbox:
         user: str = "",
         steering: Steering = Steering.NONE,
         hidden: Sequence[str] = (),
-        launch: Launch | None = None,
+        launch: Launch = Launch(),  # noqa: B008 (immutable)
         egress: str | None = None,
         temporary: int = 0,
     ) -> None:
@@ -57,10 +59,9 @@ class Sandbox:
         self.hidden = tuple(os.path.realpath(path) for path in hidden)
         self._egress = egress
         self._temporary = temporary
-        self._launch = launch
-        if egress is not None:
-            self._launch = msgspec.structs.replace(launch or Launch(), egress=f"{_EGRESS_INSIDE}/{EGRESS_SOCKET}")
         self.identity = identity_of(user)
+        inside = None if egress is None else f"{_EGRESS_INSIDE}/{EGRESS_SOCKET}"
+        self._launch = msgspec.structs.replace(launch, egress=inside)
         for mount in self.mounts:
             if not mount.host.startswith("/") or not mount.container.startswith("/") or ".." in mount.container:
                 raise SandboxError(f"sandbox mount {mount.host!r} on {mount.container!r}: both must be absolute paths")
@@ -98,7 +99,9 @@ class Sandbox:
         program = shutil.which("bwrap")
         if program is None:
             raise Failed("sandbox: the program 'bwrap' is missing; install bubblewrap; the command did not run")
-        as_other = self.identity is not None and self.identity[0] != os.geteuid()
+        other = self.identity if self.identity is not None and self.identity[0] != os.geteuid() else None
+        # Root owns the devices of the machine, which bubblewrap mounts writable, and could change their modes.
+        protect = other is None and os.geteuid() == 0
         words = [
             program,
             "--die-with-parent",
@@ -109,26 +112,31 @@ class Sandbox:
         ]
         words += [] if self.network else ["--unshare-net"]
         # Root can mount first and change the user later; other users need a user namespace.
-        words += [] if as_other else ["--unshare-user"]
+        words += ["--unshare-user"] if other is None else []
         words += ["--cap-drop", "ALL", "--hostname", "sandbox"]
-        if as_other:
-            words += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--cap-add", "CAP_SETPCAP"]
+        # `setpriv` and the launcher drop them before the command starts.
+        for capability in _TO_BECOME_ANOTHER if other else _TO_PROTECT_DEVICES if protect else ():
+            words += ["--cap-add", capability]
         words += self._mounting()
         top_level = not may_steer and self.steering is Steering.OF_CALLER
         if top_level:
             words += self._read_only_top_level()
-        words += ["--chdir", self._inside(workdir), *(("--unsetenv", COOKIE) if inherit else ("--clearenv",))]
+        folder = self._inside(workdir)
+        # The folder of another user may be closed to root without capabilities.
+        words += ["--chdir", "/" if other else folder]
+        words += ["--unsetenv", COOKIE] if inherit else ["--clearenv"]
         home = "/tmp" if top_level else self.workspace  # noqa: S108 (the sandbox's)
-        for name, value in variables(home, environment).items():
+        for name, value in variables(home).items():
             words += ["--setenv", name, value]
         words.append("--")
-        if as_other:
-            assert self.identity is not None
-            uid, gid = self.identity
-            words += ["/usr/bin/setpriv", f"--reuid={uid}", f"--regid={gid}", "--clear-groups"]
+        if other:
+            words += ["/usr/bin/setpriv", f"--reuid={other[0]}", f"--regid={other[1]}", "--clear-groups"]
             words += ["--inh-caps=-all", "--bounding-set=-all", "--no-new-privs"]
-        if self._launch is not None:
-            words += self._launch.words(_LAUNCHER_INSIDE)
+            words += ["/usr/bin/env", "-C", folder, f"PWD={folder}"]
+        words += msgspec.structs.replace(self._launch, devices=protect).words(_LAUNCHER_INSIDE)
+        # Set by the last program: a variable such as `LD_PRELOAD` would run code in the launcher.
+        inside = [f"{name}={value}" for name, value in (environment or {}).items()]
+        words += ["/usr/bin/env", "--", *inside] if inside else []
         return [*words, *_SHELL]
 
     def _mounting(self) -> list[str]:
@@ -151,10 +159,9 @@ class Sandbox:
                 words += ["--tmpfs", hidden]
                 for mount in mounts:
                     words += _mounted(mount) if contains(hidden, mount.container) else []
-        if self._launch is not None:
-            words += ["--ro-bind", str(LAUNCHER), _LAUNCHER_INSIDE]
-            folder = interpreter_folder()
-            words += [] if contains("/usr", folder) else _mounted(Mount(folder, folder))
+        words += _mounted(Mount(str(LAUNCHER), _LAUNCHER_INSIDE))
+        folder = interpreter_folder()
+        words += [] if contains("/usr", folder) else _mounted(Mount(folder, folder))
         if self._egress is not None:
             words += ["--ro-bind", self._egress, _EGRESS_INSIDE]
         return words

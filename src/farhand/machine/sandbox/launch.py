@@ -37,6 +37,8 @@ class Launch(msgspec.Struct, frozen=True, omit_defaults=True):
     hidden: Sequence[str] = ()
     # The user and the group that commands have, which needs root; only with `namespaces`.
     user: tuple[int, int] | None = None
+    # Make the devices of /dev read-only, and then drop all capabilities; not with `namespaces`, which does both.
+    devices: bool = False
     # The size of /tmp, 0 for the default of the system; only with `namespaces`.
     temporary: int = 0
     # Limits of resources for each process: `file_size`, `processes`, `memory`, `cpu_seconds`.

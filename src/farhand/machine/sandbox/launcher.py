@@ -28,7 +28,8 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS, _PR_CAPBSET_DROP = 1, 38, 24
 _NEWNS, _NEWUTS, _NEWIPC, _NEWUSER, _NEWPID, _NEWNET = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
-_MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REC, _MS_PRIVATE = 2, 4, 8, 16384, 1 << 18
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC = 1, 2, 4, 8
+_MS_REMOUNT, _MS_BIND, _MS_REC, _MS_PRIVATE = 32, 4096, 16384, 1 << 18
 _OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442
 _AT_FDCWD, _AT_RECURSIVE, _OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH = -100, 0x8000, 1, 4
 _ATTR_RDONLY, _ATTR_NOSUID = 1, 2
@@ -69,6 +70,12 @@ def main() -> None:
         _fork_under_disk_limit(spec["disk"], counted)
     if spec.get("namespaces"):
         _enter_namespaces(spec)
+    if spec.get("devices"):
+        _protect_devices()
+        _drop_bounding_set()
+        _drop_capabilities()
+    _reopen_null()
+    _lead_terminal()
     _limit(spec.get("limits", {}))
     environment = dict(os.environ)
     if spec.get("egress"):
@@ -177,8 +184,7 @@ def _enter_namespaces(spec: dict[str, Any]) -> None:
     inner = os.fork()  # process 1 ignores signals without a handler, so the command is not process 1
     if inner:
         _wait_for(inner)
-    for capability in range(64):
-        _LIBC.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
+    _drop_bounding_set()
     if user:
         uid, gid = user
         os.setgroups([])
@@ -252,6 +258,52 @@ def _cover(folder: str, size: int) -> None:
     options = f"mode={mode}" + (f",size={size}" if size else "")
     if _LIBC.mount(b"tmpfs", os.fsencode(folder), b"tmpfs", _MS_NOSUID | _MS_NODEV, options.encode()) != 0:
         _fail(f"cannot hide {folder}: {os.strerror(ctypes.get_errno())}")
+
+
+def _protect_devices() -> None:
+    """Make the mount of each device read-only: it can be used as before, but its mode, owner and times stay."""
+    for entry in os.scandir("/dev"):
+        if not stat.S_ISCHR(entry.stat(follow_symlinks=False).st_mode):
+            continue
+        # Flags that the mount has must be repeated.
+        flags = os.statvfs(entry.path).f_flag & (_MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
+        flags |= _MS_REMOUNT | _MS_BIND | _MS_RDONLY
+        if _LIBC.mount(None, os.fsencode(entry.path), None, flags, None) != 0:
+            _fail(f"cannot make {entry.path} read-only: {os.strerror(ctypes.get_errno())}")
+
+
+def _reopen_null() -> None:
+    """Open a standard stream that is /dev/null again, through the mount of the sandbox.
+
+    The open file of the program that started this one leads to the mount outside, which may be writable.
+    """
+    null = os.stat("/dev/null").st_rdev
+    for number in (0, 1, 2):
+        with contextlib.suppress(OSError):  # it is closed
+            status = os.fstat(number)
+            if stat.S_ISCHR(status.st_mode) and status.st_rdev == null:
+                opened = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+                os.dup2(opened, number)
+                os.close(opened)
+
+
+def _lead_terminal() -> None:
+    """Make this process the foreground of its terminal, if it has one.
+
+    The process group that it began in is not visible here, so a shell could not return the terminal to it at its end.
+    """
+    if not os.isatty(0):
+        return
+    before = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+    with contextlib.suppress(OSError):  # a session leader is one already
+        os.setpgid(0, 0)
+        os.tcsetpgrp(0, os.getpid())
+    signal.signal(signal.SIGTTOU, before)
+
+
+def _drop_bounding_set() -> None:
+    for capability in range(64):
+        _LIBC.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
 
 
 def _drop_capabilities() -> None:

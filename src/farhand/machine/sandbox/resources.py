@@ -88,12 +88,14 @@ def apply_limits(
         reason = error.strerror or str(error)
     if limits.cpus:
         raise SandboxError(
-            f"cpus {limits.cpus:g} needs a control group (cgroup v2) that this program may change: {reason}"
+            f"cpus {limits.cpus:g} needs a control group (cgroup v2) that this program may change: {reason}; "
+            "leave cpus out, or run this program as a systemd service with Delegate=yes"
         )
     if limits.processes and os.geteuid() == 0:
         raise SandboxError(
-            f"processes {limits.processes} needs a control group (cgroup v2) that this program may change ({reason}), "
-            "or another user than root, whose processes the kernel does not count"
+            f"processes {limits.processes} needs a control group (cgroup v2) that this program may change: {reason}; "
+            "leave processes out, run this program as a systemd service with Delegate=yes, or run it as another user "
+            "than root, whose processes the kernel does not limit otherwise"
         )
     each = {"memory": limits.memory, "processes": limits.processes} | of_file
     each = {kind: value for kind, value in each.items() if value}

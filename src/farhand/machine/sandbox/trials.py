@@ -25,6 +25,7 @@ from farhand.machine.files.files import Files, open_parent
 from farhand.machine.files.private_files import replace_private
 from farhand.machine.files.refused_paths import PROTECTED, ForbiddenPath
 from farhand.machine.files.transaction import FileChange, change_files
+from farhand.machine.files.undo_log import call_id
 from farhand.machine.sandbox import overlay
 from farhand.machine.sandbox.confinement import CommandSandbox
 from farhand.machine.sandbox.launch import Launch
@@ -69,6 +70,8 @@ class Trial(msgspec.Struct, frozen=True):
     result: dict[str, Any] = {}
     # Who is behind it; empty for the owner.
     caller: str = ""
+    # The call that applied its changes, which can be undone.
+    kept_by: str = ""
 
     def lowers(self) -> dict[str, Lower]:
         """Return the lent folders."""
@@ -84,6 +87,7 @@ class Trial(msgspec.Struct, frozen=True):
             "changes": shown,
         }
         found |= {"startedAt": self.started_at, "expiresAt": self.expires_at}
+        found |= {"keptBy": self.kept_by} if self.kept_by else {}
         return found | ({"error": self.error} if self.error else {})
 
 
@@ -240,12 +244,12 @@ class Trials:
                 for change in trial.changes:
                     self._entry(change.path)
                 _refuse_conflicts(trial)
-                trial = msgspec.structs.replace(trial, state="keeping")
+                trial = msgspec.structs.replace(trial, state="keeping", kept_by=call_id.get() or "")
                 self._store(trial)
                 try:
                     self._apply_files(trial)
                 except BaseException:
-                    self._store(msgspec.structs.replace(trial, state="ready"))
+                    self._store(msgspec.structs.replace(trial, state="ready", kept_by=""))
                     raise
             # Files are changed in one transaction. The rest can be repeated after a crash.
             self._apply_rest(trial.changes)

@@ -7,10 +7,11 @@ import os
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -28,24 +29,30 @@ class Place:
 
     def __init__(self, base: Path, level: str, uid: int) -> None:
         self.root, self.outside, self.uid = base / "root", base / "outside", uid
-        for path in (self.root, self.outside):
+        # The state of the node, with the keeper's socket and the files of other jobs, as when a whole home is lent.
+        self.state = self.root / "state"
+        for path in (self.root, self.outside, self.state, self.state / "job"):
             path.mkdir()
-        (self.outside / "secret").write_text("the secret\n")
-        sandbox = ChosenSandbox(SandboxPlan(workspace=str(self.root), level=level))
+        for path in (self.outside / "secret", self.state / "job" / "output"):
+            path.write_text("the secret\n")
+        sandbox = ChosenSandbox(SandboxPlan(workspace=str(self.root), level=level, hidden=(str(self.state),)))
         sandbox.check()
-        for path in (self.root, self.outside):
+        for path in (self.root, self.outside, *self.state.rglob("*"), self.state):
             os.chown(path, uid, uid)
-        words = with_system_python(sandbox.words(str(self.root)))
-        become = ["/usr/bin/setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"] if uid else []
-        self._words = [*become, *words]
+        self._sandbox = sandbox
 
-    def begin(self, command: str) -> subprocess.Popen[str]:
+    def begin(self, command: str, environment: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [*self._words, command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd="/"
+            [*words_as(self.uid, self._sandbox, self.root, environment), command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd="/",
         )
 
-    def run(self, command: str) -> tuple[int, str]:
-        with self.begin(command) as process:
+    def run(self, command: str, environment: Mapping[str, str] | None = None) -> tuple[int, str]:
+        with self.begin(command, environment) as process:
             output = process.communicate(timeout=60)[0]
         return process.returncode, output
 
@@ -53,6 +60,18 @@ class Place:
         status, output = self.run(command)
         assert status != 0 and "the secret" not in output, (command, status, output)
         return output
+
+
+def words_as(uid: int, sandbox: ChosenSandbox, folder: Path, environment: Mapping[str, str] | None = None) -> list[str]:
+    """Return the prefix of a command that a user runs in a sandbox, which root has checked."""
+    own = os.geteuid()
+    os.seteuid(uid)  # what is needed depends on the user
+    try:
+        words = with_system_python(sandbox.words(str(folder), environment))
+    finally:
+        os.seteuid(own)
+    become = ["/usr/bin/setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"] if uid != own else []
+    return [*become, *words]
 
 
 def with_system_python(words: list[str]) -> list[str]:
@@ -169,6 +188,24 @@ def test_other_commands_and_their_files_are_not_there(place: Place) -> None:
         other.wait()
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "cat state/job/output",
+        "mv state elsewhere; cat elsewhere/job/output",
+        "umount state; umount -l state; cat state/job/output",
+        "unshare -Urm sh -c 'umount -l {state}; cat {state}/job/output'",
+        "ln -s state link; cat link/job/output",
+        "cat /proc/self/root{state}/job/output /proc/self/cwd/state/job/output",
+        "rmdir state && mkdir state && cat state/job/output",
+        "echo forged > state/job/output",
+    ],
+)
+def test_the_state_of_the_node_in_a_lent_folder_is_not_there(place: Place, command: str) -> None:
+    place.refuses(command.format(state=place.state))
+    assert (place.state / "job" / "output").read_text() == "the secret\n"
+
+
 CONNECT = "import socket, sys; socket.socket(socket.AF_UNIX).connect(sys.argv[1].replace('@', chr(0)))"
 
 
@@ -186,13 +223,14 @@ def listening(address: str) -> Iterator[None]:
                 Path(address).unlink()
 
 
-@pytest.mark.parametrize("kind", ["path", "abstract", "docker"])
+@pytest.mark.parametrize("kind", ["path", "abstract", "docker", "keeper"])
 def test_sockets_of_the_machine_are_not_reached(place: Place, kind: str) -> None:
     (place.root / "connect.py").write_text(CONNECT)
     address = {
         "path": f"{place.outside}/service.sock",
         "abstract": f"@farhand-escape-{os.getpid()}",
         "docker": "/run/docker.sock",
+        "keeper": f"{place.state}/keeper.sock",
     }[kind]
     if kind == "docker" and Path(address).exists():
         pytest.skip("this machine has a Docker socket, which is not touched")
@@ -231,8 +269,9 @@ def _until(condition: Callable[[], bool]) -> None:
 
 
 def test_no_rights_are_gained(place: Place) -> None:
-    status = place.run("grep -E 'CapEff|NoNewPrivs' /proc/self/status")[1].split()
-    assert status == ["CapEff:", "0" * 16, "NoNewPrivs:", "1"]
+    status = place.run("grep -E 'CapPrm|CapEff|CapBnd|NoNewPrivs' /proc/self/status")[1].split()
+    none = "0" * 16
+    assert status == ["CapPrm:", none, "CapEff:", none, "CapBnd:", none, "NoNewPrivs:", "1"]
     shutil.copy("/usr/bin/cat", place.root / "suid")
     (place.root / "suid").chmod(0o4755)  # of root, as a program on the machine could be
     place.refuses(f"./suid {place.outside}/secret")
@@ -241,19 +280,53 @@ def test_no_rights_are_gained(place: Place) -> None:
     (place.root / "suid").unlink()
 
 
-@pytest.mark.parametrize("path", ["/usr/bin/env", "/etc/passwd", "/dev/null", "/usr"])
-def test_modes_owners_and_times_of_the_system_stay(place: Place, path: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("/usr/bin/env", "/usr/bin/env"),
+        ("/etc/passwd", "/etc/passwd"),
+        ("/usr", "/usr"),
+        ("/dev/null", "/dev/null"),
+        ("/dev/null", "/dev/stdin"),  # the standard input of a command that has none
+        ("/dev/zero", "/dev/zero"),
+        ("/dev/tty", "/dev/tty"),
+    ],
+)
+def test_modes_owners_and_times_of_the_system_stay(place: Place, path: str, name: str) -> None:
     """A program that has root's files only for reading could open them to everyone with `chmod`."""
     before = os.stat(path)
-    for command in (
-        f"chmod 4777 {path}",
-        f"touch -d 2001-01-01 {path}",
-        f"chown 5 {path}",
-        f"setfattr -n user.a {path}",
-    ):
-        place.run(command)
-    after = os.stat(path)
+    remounted = f"mount -o remount,bind,rw {name} && chmod 4777 {name}"
+    try:
+        for command in (
+            f"chmod 4777 {name}",
+            f"touch -d 2001-01-01 {name}",
+            f"chown 5 {name}",
+            f"setfattr -n user.a {name}",
+            remounted,
+            f"unshare -Urm sh -c '{remounted}'",
+        ):
+            place.run(command)
+        after = os.stat(path)
+    finally:  # a machine that is left changed would make the next run pass
+        if os.stat(path).st_mode != before.st_mode or os.stat(path).st_mtime_ns != before.st_mtime_ns:
+            os.chown(path, before.st_uid, before.st_gid)
+            os.chmod(path, stat.S_IMODE(before.st_mode))
+            os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert (after.st_mode, after.st_uid, after.st_mtime_ns) == (before.st_mode, before.st_uid, before.st_mtime_ns)
+
+
+def test_devices_can_be_used(place: Place) -> None:
+    assert place.run("echo x > /dev/null && head -c 3 /dev/zero | wc -c && cat /dev/stdin") == (0, "3\n")
+
+
+def test_variables_of_a_command_have_no_effect_before_it_is_confined(place: Place) -> None:
+    """`LD_PRELOAD` would run code in the program that confines the command; `LD_DEBUG` shows where it had an effect."""
+    environment = {"LD_DEBUG": "files", "LD_DEBUG_OUTPUT": f"{place.root}/loaded"}
+    assert place.run("echo run", environment) == (0, "run\n")
+    loaded = list(place.root.glob("loaded.*"))
+    assert loaded and not any("python" in path.read_text() for path in loaded)
+    for path in loaded:
+        path.unlink()
 
 
 def test_a_link_that_changes_while_it_is_used_leads_nowhere(place: Place) -> None:

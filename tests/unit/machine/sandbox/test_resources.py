@@ -16,7 +16,7 @@ from farhand.machine.sandbox.launch import Launch
 from farhand.machine.sandbox.levels import ChosenSandbox, SandboxPlan
 from farhand.machine.sandbox.resources import CGROUP, RLIMITS, AppliedLimits, ResourceLimits, apply_limits
 from tests.integration.nodes.test_lent_folder_shell import LEVELS
-from tests.unit.machine.sandbox.test_escapes import with_system_python
+from tests.unit.machine.sandbox.test_escapes import words_as
 
 MIB, GIB = 1024**2, 1024**3
 
@@ -110,12 +110,12 @@ def test_what_cannot_be_given_is_refused(tmp_path: Path) -> None:
 Run = Callable[[str], subprocess.CompletedProcess[str]]
 
 
-def confined(folder: Path, level: str, limits: ResourceLimits, uid: int = 0) -> Run:
+def confined(folder: Path, level: str, limits: ResourceLimits, uid: int = os.geteuid()) -> Run:
     """Return a way to run commands in a folder with limits, which no control group enforces."""
     applied = apply_limits(limits, "n", mount=folder, own=Path("/dev/null"))
     sandbox = ChosenSandbox(SandboxPlan(workspace=str(folder), level=level, limits=applied))
-    become = ["/usr/bin/setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"] if uid else []
-    words = [*become, *with_system_python(sandbox.words(str(folder)))]
+    sandbox.check()
+    words = words_as(uid, sandbox, folder)
     os.chown(folder, uid, uid)
 
     def run(command: str) -> subprocess.CompletedProcess[str]:

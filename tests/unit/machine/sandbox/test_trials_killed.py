@@ -6,12 +6,14 @@ import os
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from farhand.machine.files.files import Files
 from farhand.machine.files.transaction_log import roll_back_unfinished
 from farhand.machine.sandbox.confinement import CommandSandbox
 from farhand.machine.sandbox.trials import Trials
+from farhand.protocol.errors import NotFound
 
 KILLED = 77
 
@@ -35,7 +37,7 @@ class _NoSandbox:
 class Machine:
     def __init__(self, folder: Path) -> None:
         self.root, self.folder = folder / "root", folder
-        self.root.mkdir(exist_ok=True)
+        self.root.mkdir(parents=True, exist_ok=True)
         (folder / "log").mkdir(exist_ok=True)
 
     def trials(self) -> Trials:
@@ -108,6 +110,23 @@ def test_a_kill_at_any_step_applies_all_or_nothing(tmp_path: Path, function: str
     trials.keep("one")
     assert machine.content() == NEW
     assert trials.find("one").state == "kept"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the mark of a deleted file needs root")
+def test_a_trial_that_expired_is_gone_unless_it_is_being_kept(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    machine.try_changes()
+    record = tmp_path / "trials" / "one" / "trial.json"
+    expired = msgspec.json.decode(record.read_bytes()) | {"expires_at": 1}
+    record.write_bytes(msgspec.json.encode(expired | {"state": "keeping"}))
+    assert machine.trials().keep("one").state == "kept" and machine.content() == NEW
+    other = Machine(tmp_path / "other")
+    other.try_changes()
+    record = other.folder / "trials" / "one" / "trial.json"
+    record.write_bytes(msgspec.json.encode(msgspec.json.decode(record.read_bytes()) | {"expires_at": 1}))
+    with pytest.raises(NotFound):
+        other.trials().keep("one")
+    assert other.content() == OLD and not record.exists()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the mark of a deleted file needs root")
