@@ -126,8 +126,8 @@ def lived_in(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProces
             ):
                 assert gateway.request("PUT", "/v1/budgets", {"subject": subject, "limits": [limit]}).status == 200
             gateway.request("PUT", "/v1/workspace/main/MEMORY.md", b"# Memory\n\nThe cat is called Ada.\n")
-            opened = {"node": "hands", "command": "cat readme.md; ls -l; PS1='hands$ ' exec sh -i", "cols": 80, "rows": 24}
-            assert gateway.request("POST", "/v1/terminals", opened).status == 200
+            shell = "cat readme.md; ls -l; PS1='hands$ ' exec sh -i"
+            assert gateway.request("POST", "/v1/terminals", {"node": "hands", "command": shell}).status == 200
             said = {"message": "good morning", "wait_seconds": 60}
             assert gateway.request("POST", "/v1/sessions/main/messages", said).json()["state"] == "ok"
             yield gateway
