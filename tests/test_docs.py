@@ -69,6 +69,18 @@ def test_files_that_a_page_names_exist(page: Path) -> None:
     assert missing - {"mynode.py", "notes.py"} == set()
 
 
+def test_names_on_the_architecture_page_exist() -> None:
+    """`Class.member` must be in one file; any other identifier anywhere in the code or its configuration."""
+    code = [path.read_text() for top in ("src", "tests") for path in (ROOT / top).rglob("*.py")]
+    known = set(re.findall(r"\w+", " ".join([*code, (ROOT / "pyproject.toml").read_text()])))
+    named = re.findall(r"`@?(_?[A-Za-z]\w*)(?:\.(\w+))?(?:\(.*?\))?`", prose(ROOT / "docs/explanation/architecture.md"))
+    missing = [name for name, member in named if member in ("", "py", "toml") and name not in known]
+    for owner, member in [(owner, member) for owner, member in named if owner[0].isupper() and member]:
+        if not any(re.search(rf"^class {owner}\b", text, re.M) and re.search(rf"\b{member}\b", text) for text in code):
+            missing.append(f"{owner}.{member}")
+    assert missing == []
+
+
 def commands_of(page: Path) -> list[str]:
     """The `farhand` commands in the console blocks of a page, without what follows a pipe or a comment."""
     blocks = "\n".join(text for kind, text in FENCED.findall(page.read_text()) if kind in {"console", "sh"})

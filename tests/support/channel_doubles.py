@@ -41,6 +41,8 @@ class ChannelDouble:
     kind: str
     # Whether people can write to the agent.
     receives = True
+    # Whether it posts to the gateway, so that the channel has no connection of its own to recover.
+    posts = False
     # Whether it can be stopped, and then no longer receives or sends.
     stops = True
     # What a message that the service rejects permanently, limits or loses is reported as; None if it cannot happen.
@@ -51,7 +53,7 @@ class ChannelDouble:
     files = True
     # Whether the service has events that are not messages of a person.
     noisy = True
-    # Somebody to write to, and an id that the service does not know; None if every text is an id.
+    # A recipient, and an id that the service does not know; None if every text is an id.
     peer = "7"
     bad_peer: str | None = None
     # What must not occur in errors.
@@ -246,7 +248,8 @@ class DiscordDouble(_HttpDouble):
 class _PostingDouble(_HttpDouble):
     """A service that posts to the gateway, which passes the posts to the channel's door."""
 
-    # Received by posts: a service that is down cannot write, and there is no connection to recover.
+    posts = True
+
     def encode(self, text: str, file: tuple[str, str, bytes] | None) -> tuple[dict[bytes, bytes], bytes]:
         raise NotImplementedError
 

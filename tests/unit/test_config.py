@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from pathlib import Path
 from typing import get_args, get_origin
@@ -86,5 +87,5 @@ def test_the_page_of_settings_has_every_key_and_says_which_hold_without_a_restar
         assert not missing, named
     live = page.partition(" apply without a restart")[0].rpartition("\n\n")[2]
     assert {*(f"`[{name}]`" for name in LIVE_SECTIONS), *(f"`{name}`" for name in LIVE_KEYS)} == set(
-        live.replace(" and ", ", ").split(", ")
+        re.findall(r"`[^`]+`", live)
     )

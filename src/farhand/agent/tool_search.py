@@ -30,9 +30,10 @@ from farhand.tools.schema import canonical_names
 NAME: Final = "tool_search"
 MOST_FOUND: Final = 8
 MOST_MACHINES: Final = 200
-# Of more machines, a search that names none finds `node_bash` instead of the `Bash` of each.
+# With more machines than this, a search that names none of them finds `node_bash` instead of the `Bash` of each.
 MOST_ALIKE: Final = 2
-# Characters of a query, each word of which is compared with every machine; parts of a word that can form one name.
+# Limits of a query, since each of its words is compared with every machine: its characters, and the parts of a word
+# that can form one name.
 LONGEST_QUERY: Final = 2000
 MOST_PARTS: Final = 8
 ABSENT: Final = (

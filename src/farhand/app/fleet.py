@@ -1,4 +1,4 @@
-"""Assembly of what gateways share that serve together: the store on PostgreSQL, the bus, and the secrets of a home."""
+"""Assembles what the gateways of a fleet share: the store on PostgreSQL, the bus, and the secrets of a home."""
 
 from __future__ import annotations
 
@@ -78,10 +78,10 @@ class Member:
     bus: Any
     # Whether others have taken over the work of this gateway.
     superseded: Callable[[], bool]
-    # Where its numbers of queries and freezes, and of streams, begin: nodes answer several gateways.
+    # The first number of its queries and freezes, and of its streams: a node answers several gateways, so they differ.
     first_number: int
     first_stream: int
-    # Shows that the gateway is alive until its membership does: a start can take longer than others wait.
+    # Reports that the gateway is alive until its membership does so: a start can take longer than others wait.
     starting: Repeating
 
     def owned(self, table: str) -> Callable[[Tx], set[str]]:
@@ -144,7 +144,7 @@ def replica_id(home: Path) -> str:
 
 
 def settings_digest(config: Config) -> str:
-    """Return a digest of the settings that gateways of a fleet should have alike."""
+    """Return a digest of the settings that should be the same for all gateways of a fleet."""
     shared = msgspec.to_builtins(config)
     for name in ("gateway", "log", "console", "node", "sandbox"):
         shared.pop(name, None)

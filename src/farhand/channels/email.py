@@ -387,7 +387,7 @@ def _accepted(answer: tuple[int, bytes], what: str) -> None:
     code, said = answer
     if 200 <= code < 400:
         return
-    text = f"the mail server does not take the {what}: {code} {said.decode('utf-8', 'replace')[:300]}"
+    text = f"the mail server rejected the {what}: {code} {said.decode('utf-8', 'replace')[:300]}"
     raise Undeliverable(text) if code >= 500 else TryLater(text)
 
 

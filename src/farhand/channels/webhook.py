@@ -90,7 +90,7 @@ class WebhookChannel:
                 for file in posted.media
             )
         except (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError) as error:
-            raise InvalidArgs(f"the body is no message: {str(error).replace('`', chr(39))}") from None
+            raise InvalidArgs(f"the body is not a message: {str(error).replace('`', chr(39))}") from None
         async with self._order:
             if self._take is None:
                 raise Failed("the channel does not listen yet; post again")

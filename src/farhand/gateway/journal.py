@@ -15,7 +15,7 @@ EVENT_PAGE = 500
 PULSE_SECONDS = 15
 # Events that happen in a burst are read as one page.
 BURST_SECONDS = 0.02
-# What must be on disk before the caller goes on.
+# What must be on disk before the caller continues.
 DURABLE = ("token.", "freeze.", "policy.always", "policy.saved", "node.described")
 
 

@@ -140,7 +140,7 @@ class ToolRequest(Struct, frozen=True, tag_field="type", tag="tool_request"):
     secrets: dict[str, str] | UnsetType = UNSET
     # The span of the call, as in the header `traceparent`; only sent while the gateway makes traces.
     trace: str | UnsetType = UNSET
-    # Only for a trial: a name for whoever is behind it, so that one caller does not use up the room of all; the
+    # Only for a trial: a name for its caller, so that one caller does not use up the room of all; the
     # owner's have none.
     caller: str | UnsetType = UNSET
 

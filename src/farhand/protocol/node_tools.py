@@ -36,9 +36,9 @@ class BuiltinTool(msgspec.Struct, frozen=True, kw_only=True):
     shows_files: bool = True
     # Whether callers are offered it.
     listed: bool = True
-    # Whether an unlisted tool is announced also where it is refused, so that callers get the node's reason.
+    # Whether an unlisted tool is announced even where it is refused, so that callers get the node's reason.
     announced_if_refused: bool = False
-    # Whether a repeated call finds what the first one did, also after the program was killed.
+    # Whether a repeated call finds what the first one did, even after the program was killed.
     continues: bool = False
     # Whether it resolves the secret handles in its arguments itself.
     takes_handles: bool = False

@@ -36,7 +36,7 @@ class RegisteredTool(msgspec.Struct, frozen=True):
     run: Callable[[ToolContext, msgspec.Raw], Awaitable[Any]]
     # The object that was registered.
     handler: Callable[..., Any] | NodeTool
-    # A repeated call continues what it started, also after this program was killed; it never starts twice.
+    # A repeated call continues what it started, even after this program was killed; it never starts twice.
     continues: bool = False
     # Announced only by name, as a feature: a gateway that knows it may call it, but it is not offered to callers.
     unlisted: bool = False

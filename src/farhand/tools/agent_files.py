@@ -52,7 +52,7 @@ class AgentFileTools:
         secrets: KnownSecrets | None = None,
         skills: SkillPaths | None = None,
     ) -> None:
-        """`secrets` are redacted also where a line is truncated. `skills`: skills outside the workspace."""
+        """`secrets` are redacted, even if a line is cut within one. `skills`: skills outside the workspace."""
         self._skills = skills
         self._secrets = secrets or KnownSecrets()
         self._files = files

@@ -71,7 +71,7 @@ class AgentShellTools:
         skills: SkillPaths | None = None,
         trials: Trials | None = None,
     ) -> None:
-        """`confinement` is called before each command. `secrets` are redacted also where output is truncated."""
+        """`confinement` is called before each command. `secrets` are redacted, even if output is cut within one."""
         self._skills = skills
         self._trials = trials
         self._secrets = secrets or KnownSecrets()

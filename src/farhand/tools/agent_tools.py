@@ -34,7 +34,7 @@ SUB_AGENT: Final = ("read", "grep", "glob", "ls", "memory_search", "memory_get")
 
 
 def main_agent_tools(*families: Iterable[Tool]) -> list[Tool]:
-    """Return the main agent's tools from the given families, in the order of the reference."""
+    """Return the main agent's tools from the given families, in the order of `MAIN_AGENT`."""
     return _chosen(MAIN_AGENT, families)
 
 

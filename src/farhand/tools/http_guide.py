@@ -51,7 +51,7 @@ class GuideTools:
         confinement: Callable[[], Confinement] = unconfined,
         secrets: KnownSecrets | None = None,
     ) -> None:
-        """`confinement` is called before each command. `secrets` are redacted also where a text is truncated."""
+        """`confinement` is called before each command. `secrets` are redacted, even if a text is cut within one."""
         self._secrets = secrets or KnownSecrets()
         self._files = files
         self._confinement = confinement
@@ -98,7 +98,7 @@ class GuideTools:
         name, data = _named(path), encode_argument("content", content)
         if path.endswith("/"):
             self._files.place(path)  # a forbidden path is reported first
-            raise InvalidArgs(f"parameter 'path': {path!r} names a folder; name a file, its folders are made")
+            raise InvalidArgs(f"parameter 'path': {path!r} names a folder; name a file, missing folders are created")
         return name, data
 
     def update_file(

@@ -1,6 +1,6 @@
 """What a model reads of a tool's result: each text once.
 
-The result over HTTP and in the record has the fields of the reference, of which some repeat others.
+The result over HTTP and in the record has the fields of GSV's node tools, some of which repeat others.
 """
 
 from __future__ import annotations

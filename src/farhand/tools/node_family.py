@@ -25,6 +25,8 @@ from farhand.tools.node_shell import DEFAULT_TIMEOUT_MS, NodeShellTools
 from farhand.tools.schema import Parameters
 
 NODE: Final = "node"
+# The classes with the methods of the listed tools; `node.program` creates them.
+CLASSES: Final = (NodeFileTools, NodeShellTools)
 _MEMBERS: Final = {f"{COMMON_PREFIX}{tool.name.lower()}": tool for tool in NODE_TOOLS.values() if tool.listed}
 _LONGEST_IDS: Final = 90
 
@@ -101,8 +103,8 @@ def resolved(call: ToolCall) -> ToolCall:
 @lru_cache(maxsize=64)
 def _family(name: str, known: str) -> ToolSpec:
     tool = _MEMBERS[name]
-    family = NodeFileTools if hasattr(NodeFileTools, tool.name) else NodeShellTools
-    spec = node_spec(tool, getattr(family, tool.name), skip=1)
+    method = next(getattr(one, tool.name) for one in CLASSES if hasattr(one, tool.name))
+    spec = node_spec(tool, method, skip=1)
     schema = spec.parameters
     parameters = {
         **schema,

@@ -1,6 +1,6 @@
-"""The file tools of a node: Read, Write, Edit, Glob and Grep, with the texts of the node tools reference."""
+"""The file tools of a node: Read, Write, Edit, Glob and Grep, with the texts of GSV's node tools."""
 
-# Tool and parameter names are those of the reference; the schema is derived from these signatures.
+# Tool and parameter names are those of GSV's node tools; the schema is derived from these signatures.
 # ruff: noqa: N802, N803
 
 from __future__ import annotations

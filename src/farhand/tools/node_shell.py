@@ -1,10 +1,11 @@
 """`Bash` and `Process`: the shell of a node, a thin layer over `machine.jobs`.
 
-Names, defaults, limits and output objects are those of the reference. Where it is silent: a signal is named
-(`SIGKILL`), `timeout` 0 means none, a job whose keeper or machine went down has the status `lost`.
+Names, defaults, limits and output objects are those of GSV's node tools, so that prompts for these work unchanged.
+What they leave open: a signal is named (`SIGKILL`), `timeout` 0 means none, a job whose keeper or machine went down has
+the status `lost`.
 """
 
-# ruff: noqa: N802, N803  (tool and parameter names are those of the reference)
+# ruff: noqa: N802, N803  (tool and parameter names are those of GSV's node tools)
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ DEFAULT_TIMEOUT_MS = 300_000
 YIELD_LEAST_MS = 10
 YIELD_MOST_MS = 120_000
 LOG_LINES = 200
-TERM_SECONDS = 5.0  # how long a command that got SIGTERM has before SIGKILL
+TERM_SECONDS = 5.0  # between SIGTERM and SIGKILL
 
 # Values of the secret handles in the arguments of the current call.
 call_secrets: ContextVar[Mapping[str, str]] = ContextVar("call_secrets", default=MappingProxyType({}))
@@ -104,7 +105,7 @@ class NodeShellTools:
         self._trials = trials
         self._jobs = jobs
         self._workspace = Path(workspace).absolute()
-        # Reads paths as the file tools do: what is previewed is what runs, and what the policy judges.
+        # Resolves paths as the file tools do: the preview and the policy see the folder in which the command runs.
         self._paths = AllowedPaths(self._workspace)
         self._call_id = call_id
         self._confinement = confinement
@@ -307,7 +308,7 @@ class NodeShellTools:
         check_argv(command, argv)
         size = terminal_size(terminal)
         if trial and (attached or size is not None):
-            raise InvalidArgs("a trial has neither a terminal nor a caller that reads along")
+            raise InvalidArgs("a trial cannot have a terminal or be attached: leave out terminal and attached")
         if attached and (background or patience is not None or size is not None):
             raise InvalidArgs("attached is for a command in the foreground: leave out background, yieldMs and terminal")
         words = None if argv is None else tuple(argv)
@@ -508,7 +509,7 @@ def _outcome(job: Job) -> dict[str, Any]:
 
 
 def _processes(name: str, processes: Iterable[SystemProcess]) -> dict[str, Any]:
-    """Return a field that the reference does not have, present only if it is not empty."""
+    """Return a field that GSV's node tools do not have, present only if it is not empty."""
     found = [{"pid": process.pid, "name": process.name} for process in processes]
     return {name: found} if found else {}
 

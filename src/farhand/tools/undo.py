@@ -44,7 +44,7 @@ class UndoTool:
 
 
 def undo_preview(files: Files, undo_log: UndoLog, call: str) -> Preview:
-    """Preview the undo of a call: every file that the call changed, also where it would fail."""
+    """Preview the undo of a call: every file that the call changed, even where it would fail."""
     from farhand.machine.files.undo import changed_paths, planned_steps  # noqa: PLC0415 - a node at rest does without it
     from farhand.tools.preview import FileEffect, Preview, file_effect  # noqa: PLC0415 - the same
 

@@ -541,7 +541,7 @@ def test_silence_is_a_no(tmp_path: Path) -> None:
     with GatewayProcess(home) as gateway, NodeProcess(gateway, tmp_path / "hands", "hands") as node:
         told = gateway.invoke("hands__Bash", {"command": "touch silent"})
         assert told["state"] == "denied" and told["error"]["kind"] == "not_allowed"
-        assert "nobody approved it" in told["error"]["message"]
+        assert "it was not approved before" in told["error"]["message"]
         approval = asked(gateway, told["request_id"])
         assert approval["state"] == "expired"
         assert answer(gateway, approval).status == 409

@@ -178,7 +178,7 @@ def test_ctrl_d_and_ctrl_c_leave_and_the_command_goes_on(command: Command, hands
     typist.sees("up")
     typist.type(key)
     assert typist.status() == 0
-    typist.sees("detached; the command goes on")
+    typist.sees("detached; the command continues")
     assert running(hands, session)
     hands.ok("Process", {"action": "submit", "sessionId": session, "data": "its input is open"})
     wait_until(
@@ -193,7 +193,7 @@ def test_sigint_leaves_without_a_terminal_too(command: Command, hands: NodeProce
     process = command.start("attach", "hands", session)
     assert process.stdout is not None and process.stdout.readline() == "up\n"
     process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=60)[1] == "detached; the command goes on\n"
+    assert process.communicate(timeout=60)[1] == "detached; the command continues\n"
     assert process.returncode == 0 and running(hands, session)
 
 

@@ -969,7 +969,7 @@ def test_a_plain_nodes_frame_beyond_sixteen_megabytes_closes_its_socket(shared_g
 
     for parts in (1, 17):
         code, reason, _ = asyncio.run(scenario(parts))
-        assert (code, reason) == (1009, f"a message has at most {16 * 1024 * 1024} bytes")
+        assert (code, reason) == (1009, f"the message is longer than {16 * 1024 * 1024} bytes")
         shared_gateway.wait_for_node("long", online=False)
 
 

@@ -16,8 +16,8 @@ import pytest
 
 from tests.support.harness import SHARED_TOKEN, GatewayProcess, NodeProcess
 
-# Tool -> parameter -> type, whether it is required, its default; as the tables of the seed.
-SEED: dict[str, dict[str, tuple[str, bool, Any]]] = {
+# Tool -> parameter -> type, whether it is required, its default. GSV's node tools have the same.
+PARAMETERS: dict[str, dict[str, tuple[str, bool, Any]]] = {
     "Bash": {
         "command": ("string", True, None),
         "workdir": ("string", False, None),
@@ -71,16 +71,18 @@ def entry(gateway: GatewayProcess, node_id: str) -> Any:
 
 def test_every_tool_is_offered_under_the_node_id(shared_gateway: GatewayProcess, hands: NodeProcess) -> None:
     offered = offers(shared_gateway, "hands")
-    assert set(offered) == set(SEED)
+    assert set(offered) == set(PARAMETERS)
     assert {tool["host"] for tool in offered.values()} == {"hands"}
-    assert set(entry(shared_gateway, "hands")["tools"]) == set(SEED)
+    assert set(entry(shared_gateway, "hands")["tools"]) == set(PARAMETERS)
 
 
 def test_several_nodes_keep_their_tools_and_files_apart(
     shared_gateway: GatewayProcess, hands: NodeProcess, tmp_path: Path
 ) -> None:
     with NodeProcess(shared_gateway, tmp_path, "server-2.example") as other:
-        assert set(offers(shared_gateway, "server-2.example")) == set(offers(shared_gateway, "hands")) == set(SEED)
+        assert (
+            set(offers(shared_gateway, "server-2.example")) == set(offers(shared_gateway, "hands")) == set(PARAMETERS)
+        )
         hands.ok("Write", {"path": "whose.txt", "content": "of hands"})
         other.ok("Write", {"path": "whose.txt", "content": "of the other"})
         assert hands.ok("Read", {"path": "whose.txt"})["content"] == "1\tof hands"
@@ -111,23 +113,21 @@ def test_a_tool_nobody_has_is_not_found(shared_gateway: GatewayProcess, hands: N
 # -- schemas -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("tool", SEED)
-def test_the_schema_has_the_parameters_of_the_seed(
-    shared_gateway: GatewayProcess, hands: NodeProcess, tool: str
-) -> None:
+@pytest.mark.parametrize("tool", PARAMETERS)
+def test_the_schema_has_these_parameters(shared_gateway: GatewayProcess, hands: NodeProcess, tool: str) -> None:
     schema = offers(shared_gateway, "hands")[tool]["parameters"]
     assert schema["type"] == "object"
-    beyond_the_seed = {"trial"} if tool == "Bash" else set()
-    assert set(schema["properties"]) == set(SEED[tool]) | beyond_the_seed
-    assert set(schema["required"]) == {name for name, (_, required, _) in SEED[tool].items() if required}
-    for name, (kind, _, default) in SEED[tool].items():
+    own = {"trial"} if tool == "Bash" else set()
+    assert set(schema["properties"]) == set(PARAMETERS[tool]) | own
+    assert set(schema.get("required", ())) == {name for name, (_, required, _) in PARAMETERS[tool].items() if required}
+    for name, (kind, _, default) in PARAMETERS[tool].items():
         described = schema["properties"][name]
         kinds = [described["type"]] if "type" in described else [option["type"] for option in described["anyOf"]]
         assert kind in kinds, name
         assert described.get("default") == default, name
 
 
-@pytest.mark.parametrize("tool", SEED)
+@pytest.mark.parametrize("tool", PARAMETERS)
 def test_the_tool_and_each_parameter_is_described(
     shared_gateway: GatewayProcess, hands: NodeProcess, tool: str
 ) -> None:
@@ -143,20 +143,25 @@ def test_the_actions_of_process_are_in_its_schema(shared_gateway: GatewayProcess
 
 @pytest.mark.parametrize(
     ("tool", "args"),
-    [(tool, parameter) for tool, parameters in SEED.items() for parameter in parameters],
+    [(tool, parameter) for tool, parameters in PARAMETERS.items() for parameter in parameters],
 )
 def test_a_mistyped_parameter_is_refused_by_name(hands: NodeProcess, tool: str, args: str) -> None:
     good = {"command": "true", "action": "list", "path": "x", "content": "", "oldString": "a", "newString": "b"}
-    needed = {name: good.get(name, "x") for name, (_, required, _) in SEED[tool].items() if required}
+    needed = {name: good.get(name, "x") for name, (_, required, _) in PARAMETERS[tool].items() if required}
     assert args in hands.fails(tool, {**needed, args: {"an": "object"}}, "invalid_args")
 
 
 @pytest.mark.parametrize(
     ("tool", "parameter"),
-    [(tool, name) for tool, parameters in SEED.items() for name, (_, required, _) in parameters.items() if required],
+    [
+        (tool, name)
+        for tool, parameters in PARAMETERS.items()
+        for name, (_, required, _) in parameters.items()
+        if required
+    ],
 )
 def test_a_missing_parameter_is_refused_by_name(hands: NodeProcess, tool: str, parameter: str) -> None:
-    others = {name: "list" for name, (_, required, _) in SEED[tool].items() if required and name != parameter}
+    others = {name: "list" for name, (_, required, _) in PARAMETERS[tool].items() if required and name != parameter}
     assert parameter in hands.fails(tool, others, "invalid_args")
 
 

@@ -178,7 +178,7 @@ def test_the_shared_token_does_not_bring_a_revoked_node_back(house: House) -> No
                 return str(closed)
 
     assert asyncio.run(run(made["token"])) == "gateway_welcome"
-    assert "has a token of its own" in asyncio.run(run(None))
+    assert "has its own token" in asyncio.run(run(None))
     assert house.gateway.request("DELETE", f"/v1/tokens/{made['id']}").status == 200
     assert "was revoked" in asyncio.run(run(None))
     house.gateway.stop()

@@ -34,12 +34,12 @@ class ApprovalForms:
     def request(self, approval: Approval, credential: Credential) -> dict[str, Any]:
         """Return the parameters of `elicitation/create`.
 
-        Only the owner approves calls of their own, and only what the form shows whole.
+        Only the owner can approve their own calls, and only if the form shows the call completely.
         """
         may = credential.id == OWNER.id and _fits(approval)
-        note = "" if may else f"\nIt cannot be approved in this form: `farhand approve {approval.id}` does."
+        note = "" if may else f"\nIt is too long to be approved in this form; use `farhand approve {approval.id}`."
         if credential.id != OWNER.id:
-            note = f"\nThis token cannot approve its own call: `farhand approve {approval.id}` does."
+            note = f"\nThis token cannot approve its own call; the owner can, with `farhand approve {approval.id}`."
         decision = {"type": "string", "title": "Decision", "enum": ["approve", "deny"] if may else ["deny"]}
         return {
             "mode": "form",
@@ -48,7 +48,7 @@ class ApprovalForms:
         }
 
     async def answer(self, approval: Approval, answer: Any, credential: Credential) -> None:
-        """Take the result of `elicitation/create`. Raises RpcError for an answer that does not count."""
+        """Take the result of `elicitation/create`. Raises RpcError for an answer that is invalid or not allowed."""
         match answer:
             case {"action": "accept", "content": {"decision": "approve" | "deny" as decision}}:
                 approve = decision == "approve"
@@ -57,7 +57,9 @@ class ApprovalForms:
             case {"action": "cancel"}:
                 return
             case _:
-                raise RpcError(INVALID_PARAMS, "the answer needs action, and content with decision: approve or deny")
+                raise RpcError(
+                    INVALID_PARAMS, "the answer needs an action, and content with the decision: approve or deny"
+                )
         if approve and not _fits(approval):
             raise RpcError(INVALID_PARAMS, f"it is too long to approve here; `farhand approve {approval.id}` shows all")
         try:
@@ -69,7 +71,7 @@ class ApprovalForms:
 
 
 def _described(approval: Approval) -> str:
-    """Return everything that would run; of a long part only as much as shows that it does not fit."""
+    """Return everything that would run; a part that is too long for the form is cut."""
     shown = shown_request(approval)
     lines = [f"Approve {shown['tool']}?", *([approval.reason] if approval.reason else [])]
     lines += [str(shown[name]) for name in ("summary", "note") if shown[name]]

@@ -127,7 +127,7 @@ def read_message(body: bytes) -> RpcMessage:
         message = _decoder.decode(body)
     except (msgspec.ValidationError, RecursionError) as error:
         text = str(error).replace("`", "'")
-        raise RpcError(INVALID_REQUEST, f"the body is no JSON-RPC message: {text}", status=400) from None
+        raise RpcError(INVALID_REQUEST, f"the body is not a JSON-RPC message: {text}", status=400) from None
     except (msgspec.MsgspecError, UnicodeError) as error:
         raise RpcError(PARSE_ERROR, f"the body is not JSON: {json_fault(body, error)}", status=400) from None
     if message.jsonrpc != "2.0":

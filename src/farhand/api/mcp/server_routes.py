@@ -24,7 +24,7 @@ CALLBACK: Final = (
     Query("code", "The authorization code."),
     Query("iss", "The authorization server."),
     Query("error", "Why there is no code."),
-    Query("error_description", "The same for people."),
+    Query("error_description", "The reason in words."),
 )
 
 

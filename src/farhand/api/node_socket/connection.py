@@ -253,8 +253,8 @@ class NodeConversation(picows.WSListener):
 
     def _refuse_length(self) -> None:
         self._gathered = bytearray()
-        what = "a hello" if self._connection is None else "a message"
-        self.close(1009, f"{what} has at most {self._longest_message} bytes")
+        what = "the hello" if self._connection is None else "the message"
+        self.close(1009, f"{what} is longer than {self._longest_message} bytes")
 
     def _on_text(self, text: bytes) -> None:
         if self._socket is None:
@@ -316,7 +316,7 @@ class NodeConversation(picows.WSListener):
             self._socket.send(kind, payload)
 
     def _greet_in_turn(self, text: bytes) -> None:
-        """Handle a hello at once, or after others with the same credential if it is long, since those take time."""
+        """Handle a hello at once, or after others with the same credential if it is long, since long ones take time."""
         if self._greeting is not None:
             return  # a hello is already queued
         now = asyncio.get_running_loop().time()
@@ -325,7 +325,7 @@ class NodeConversation(picows.WSListener):
             self._greet(text)
             return
         if turn - now > HELLO_SECONDS:
-            self.close(1013, "too many nodes come with this token; try again later")
+            self.close(1013, "too many nodes connect with this token; try again later")
             return
         self._services.next_long_hello[self._grant.token_id] = turn + LONG_HELLO_SECONDS
         self._greeting = asyncio.get_running_loop().call_at(turn, self._greet_now, text)
@@ -339,7 +339,7 @@ class NodeConversation(picows.WSListener):
         """Handle the hello. Other messages before it are ignored; an unacceptable hello closes the socket."""
         try:
             if len(text) > MAX_HELLO_BYTES:
-                raise HelloRefused(1009, f"a hello has at most {MAX_HELLO_BYTES} bytes")
+                raise HelloRefused(1009, f"the hello is longer than {MAX_HELLO_BYTES} bytes")
             try:
                 hello = decode(text)
             except ProtocolError as error:
@@ -350,24 +350,26 @@ class NodeConversation(picows.WSListener):
                 self._prove(self._challenge, hello)
             elif isinstance(hello, NodeHello):
                 if self._challenge is not None:
-                    raise HelloRefused(CLOSE_UNAUTHORIZED, "a node that comes with a key proves first that it has it")
+                    raise HelloRefused(
+                        CLOSE_UNAUTHORIZED, "a node that presents a key must first prove that it owns it"
+                    )
                 if not self._services.credentials.still_grants(self._grant):
                     raise HelloRefused(CLOSE_UNAUTHORIZED, "this node's token was revoked, or is too old")
                 if self._services.relay is not None and self._services.gate.closing:
-                    raise HelloRefused(CLOSE_RESTART, "the gateway stops; connect to another one")
+                    raise HelloRefused(CLOSE_RESTART, "the gateway is stopping; connect to another one")
                 named = self._services.credentials.named_nodes
                 card = self._services.node_registry.examine(
                     hello, self._grant.node_id, own_credential=self._grant.token_id is not None, named=named
                 )
                 if self._grant.anonymous and self._services.credentials.has_own_token(card.node_id):
-                    reason = f"node {card.node_id!r} has a token of its own, which the shared one does not replace"
+                    reason = f"node {card.node_id!r} has its own token; the shared token is not accepted for it"
                     raise HelloRefused(CLOSE_UNAUTHORIZED, reason)
                 if self._grant.anonymous and self._services.credentials.was_revoked(card.node_id):
                     reason = f"the token of node {card.node_id!r} was revoked; `farhand token create --node` makes one"
                     raise HelloRefused(CLOSE_UNAUTHORIZED, reason)
                 if card.node_id in named:
-                    # Paths of transfers on this node, which the owner chose, are not taken for another one's.
-                    reason = f"node id {card.node_id!r} and a colon begin this id; use another one"
+                    # `a:b/c` must mean a path on this node, which the owner named, and not one on a node `a:b`.
+                    reason = f"this id begins with the node id {card.node_id!r} and a colon; use another one"
                     self._services.inventory.dismiss(self._services.node_registry.below(card.node_id, named), reason)
                 self.send(encode(self._services.inventory.welcome(hello)))
                 self._connection = self._services.inventory.join(card, hello, self, self._grant.token_id)
@@ -383,7 +385,7 @@ class NodeConversation(picows.WSListener):
         node_id = self._grant.node_id or ""
         if not proves(self._grant.public_key, challenge, node_id, proof):
             self._failed()
-            raise HelloRefused(CLOSE_UNAUTHORIZED, f"this is not the signature of node {node_id!r}")
+            raise HelloRefused(CLOSE_UNAUTHORIZED, f"the signature is not that of node {node_id!r}")
         self._challenge = None
 
     def _watch(self) -> None:

@@ -69,7 +69,7 @@ def _secrets(headers: Headers, query: dict[str, str]) -> tuple[list[str], str | 
     token = query.get("token")
     if not token:
         return [""], answer
-    # A seed client sends the token unencoded, so a plus may be a plus or stand for a space.
+    # A client that follows the plug-in guide sends the token unencoded, so a plus may be a plus or stand for a space.
     return list(dict.fromkeys([unquote(token), unquote(token.replace("+", " ")), token])), answer
 
 

@@ -79,7 +79,7 @@ class Decision(msgspec.Struct, forbid_unknown_fields=True):
 
 
 APPROVALS_QUERY = (
-    Query("state", "In this state; `pending` by default, `all` for every one.", str),
+    Query("state", "Only approvals in this state; `pending` by default, `all` for every state.", str),
     Query("limit", "How many at most: 1 to 1000, 100 by default.", int),
 )
 

@@ -36,19 +36,19 @@ from farhand.store.tables.calls import LEFT_OUT, CallRecord, CallState
 
 CALL_QUERY = (
     Query("limit", "How many at most: 1 to 1000, 50 by default.", int),
-    Query("before", "Older than this call."),
-    Query("tool", "Of this tool."),
-    Query("node_id", "Of this node."),
-    Query("state", "In this state.", CallState),
-    Query("session_key", "Of this session."),
-    Query("credential", "Of this acting credential."),
-    Query("group", "Of this fan-out."),
+    Query("before", "Only calls older than this one."),
+    Query("tool", "Only calls of this tool."),
+    Query("node_id", "Only calls of this node."),
+    Query("state", "Only calls in this state.", CallState),
+    Query("session_key", "Only calls of this session."),
+    Query("credential", "Only calls by this acting credential."),
+    Query("group", "Only calls of this fan-out."),
     Query(
-        "bodies", "0 leaves arguments and results out. A list has 32 MiB of them at most, those of the newest calls."
+        "bodies", "0 omits arguments and results. A list contains at most 32 MiB of them, those of the newest calls."
     ),
 )
 STREAMS = ("output", "errors")
-# Of output that a client asks for without waiting; it continues from there.
+# Maximum bytes of output in an answer that does not wait; the client continues from there.
 MOST_AT_ONCE = 8 * MIB
 MOST_PAGES = 256
 # Input is passed to the node in pieces of at most this size.
@@ -58,8 +58,11 @@ OUTPUT = {
     "media": (BYTES,),
     "query": (
         Query("offset", "From this byte on.", int),
-        Query("wait", "0 gives what is there, at most about 8 MiB, and ends."),
-        Query("stream", "`errors` for the standard error of an attached command, which has one of its own."),
+        Query("wait", "0 returns the output so far, at most about 8 MiB, without waiting for more."),
+        Query(
+            "stream",
+            "`errors` for the standard error of an attached command; that of other commands is in their output.",
+        ),
     ),
     "also": PARTIAL,
     "errors": (416, 502),
@@ -121,7 +124,7 @@ class CallRoutes:
         (Scope.READ, Scope.TOOLS_READ),
         "The tools that can be called now; without `read`, those that the credential may call.",
         query=(
-            Query("agent", "For this agent."),
+            Query("agent", "Has no effect: the tools are the same for every agent."),
             Query("name", "The tool with this name, on a connected node or not; else names that are similar."),
         ),
         answer=ToolsAnswer,
@@ -208,7 +211,7 @@ class CallRoutes:
         "GET /v1/jobs",
         Scope.READ,
         "Commands of the nodes, newest first; not of nodes that the credential or the policy excludes.",
-        query=(Query("node_id", "Of this node alone."),),
+        query=(Query("node_id", "Only commands of this node."),),
     )
     async def jobs(self, request: Request) -> dict[str, Any]:
         node_id = request.query("node_id")

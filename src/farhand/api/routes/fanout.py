@@ -24,7 +24,7 @@ class FanOutRoutes:
     @route(
         "POST /v1/tools/fanout",
         Scope.TOOLS_READ,
-        "Call a tool on many nodes: `tag:NAME` or a list. The status is 200 also if calls fail.",
+        "Call a tool on many nodes: `tag:NAME` or a list. The status is 200 even if calls fail.",
         answer=FanOutAnswer,
         media=(JSON, EVENTS),
         errors=(404, 409, 503),

@@ -76,7 +76,7 @@ class InvokeRoutes:
     @route(
         "POST /v1/tools/invoke",
         Scope.TOOLS_READ,
-        "Call a tool. The status is 200 also if the tool fails.",
+        "Call a tool. The status is 200 even if the tool fails.",
         answer=InvokeAnswer,
         media=(JSON, EVENTS),
         errors=(409, 503),
@@ -151,7 +151,7 @@ class UndoRoutes:
     @route(
         "POST /v1/calls/{call_id}/undo",
         Scope.TOOLS_WRITE,
-        "Restore the files that a call changed. The status is 200 also if that fails.",
+        "Restore the files that a call changed. The status is 200 even if that fails.",
         body_optional=True,
         answer=InvokeAnswer,
         errors=(404, 409, 503),

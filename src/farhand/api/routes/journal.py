@@ -24,13 +24,17 @@ from farhand.store.ports import Store
 
 LATEST_MS = 2**53
 JOURNAL_QUERY = (
-    Query("session", "Of this session."),
-    Query("node", "Of this node."),
-    Query("kind", "Of this kind, as `call.ended`, or of all that begin so, as `call`; several with commas."),
+    Query("session", "Only events of this session."),
+    Query("node", "Only events of this node."),
+    Query(
+        "kind",
+        "Only events of this kind, such as `call.ended`, or of all kinds that begin with it, such as `call`. Separate "
+        "several kinds by commas.",
+    ),
     Query("since", "From this moment on, in milliseconds.", int),
     Query("until", "Before this moment, in milliseconds.", int),
     Query("limit", "How many at most: 1 to 1000, 100 by default.", int),
-    Query("before", "Older than this event.", int),
+    Query("before", "Only events older than this one.", int),
     Query("after", "Newer than this event, the oldest first; 0 for all.", int),
 )
 EVENT_QUERY = (

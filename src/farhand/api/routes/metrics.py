@@ -67,7 +67,7 @@ def _labelled(lines: list[str], replica: str) -> Iterator[str]:
 def _calls(gate: Gate) -> Iterator[str]:
     ended = gate.durations
     yield from _metric("farhand_info", "gauge", "The version of the gateway.", 1, version=__version__)
-    yield from _about("farhand_calls_total", "counter", "Calls that ended, by who runs the tool and how they ended.")
+    yield from _about("farhand_calls_total", "counter", "Calls that have ended, by route and final state.")
     for (family, state), durations in sorted(ended.items()):
         yield _line("farhand_calls_total", sum(durations.counts), family=family, state=state)
     yield from _about("farhand_call_duration_seconds", "histogram", "How long calls took.")

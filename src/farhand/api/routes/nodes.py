@@ -64,7 +64,7 @@ OwnerTags = Annotated[list[OwnerTag], msgspec.Meta(max_length=MOST_TAGS)]
 
 
 class DescribeRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """What the owner calls a node; what is left out stays as it is."""
+    """What the owner calls a node; fields that are left out stay unchanged."""
 
     # Empty: the name that the node reports is shown.
     label: Annotated[str, msgspec.Meta(max_length=LONGEST_NAME)] | UnsetType = UNSET

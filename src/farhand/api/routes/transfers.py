@@ -106,7 +106,7 @@ class DownloadReceiver(OwnReceiver):
             async with asyncio.timeout(UNREAD_SECONDS):
                 await self.pieces.put(piece)
         except TimeoutError:
-            raise Cancelled(f"nothing of it was read for {UNREAD_SECONDS:g} s") from None
+            raise Cancelled(f"the client read nothing for {UNREAD_SECONDS:g} s") from None
         if self._unread:
             raise Cancelled("the client disconnected")
 
@@ -210,9 +210,9 @@ class TransferRoutes:
         takes="*/*",
         query=(
             DESTINATION,
-            Query("name", "What it is called where the destination is a folder."),
-            Query("executable", "`1`: a new file may be run."),
-            Query("private", "`1`: a new file is for its owner alone."),
+            Query("name", "Name of the file if the destination is a folder."),
+            Query("executable", "`1`: a new file is executable."),
+            Query("private", "`1`: a new file is readable by its owner only."),
         ),
         errors=(404, 409, 411, 502, 503, 504),
         streams=True,

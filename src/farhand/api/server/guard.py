@@ -1,6 +1,6 @@
-"""The outermost guard. Every request passes it in this order; no route can stand before it or opt out.
+"""The outermost guard. Every request passes these checks in this order; no route can opt out.
 
-connection limits -> Host -> Origin -> size -> throttle -> credential -> scope -> budget -> freeze -> route
+connection limits -> Host -> Origin -> size -> throttle -> credential -> scope -> open requests -> freeze -> route
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ NOBODY = Credential("nobody", frozenset())
 MAX_OPEN_REQUESTS = 256
 _COUNTED = "farhand.counted"
 PAGE_HEADER = b"x-farhand-page"
-# Of credentials on routes that are remembered.
+# Maximum remembered rights of credentials on routes.
 MOST_RIGHTS = 4096
 MIN_COMPRESSED_BYTES = 2048
 MAX_COMPRESSED_ON_LOOP = 64 * 1024

@@ -1,9 +1,9 @@
 """The server's HTTP connections, on the parser of httptools; uvicorn accepts them and ends them when the server stops.
 
 uvicorn's own protocol takes three times as long for a request, and an application behind it sees a request only after
-its head was parsed. Here are therefore also the limits for peers that have not presented a credential: a size for the
-request head (431) and for trailers, deadlines for head and body, and a number of connections for each address
-(`connection_limits`). tests/integration/http/test_connections.py checks each of them.
+its head was parsed. This module therefore also enforces the limits for peers that have not presented a credential: the
+size of the request head (431) and of trailers, deadlines for head and body, and the number of connections of each
+address (`connection_limits`). tests/integration/http/test_connections.py checks each of them.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from farhand.api.server.http_exchange import HttpExchange
 
 log = logging.getLogger(__name__)
 
-# Of a request head, and of whatever else of a request is no body: trailers and chunk extensions.
+# Maximum size of a request head, and of everything else that is not body: trailers and chunk extensions.
 MAX_HEAD_BYTES: Final = 64 * 1024
-# Of a body that was not read yet; then the client has to wait.
+# Maximum unread bytes of a body; beyond that the client has to wait.
 MAX_UNREAD_BYTES: Final = 64 * 1024
 KEEP_ALIVE_SECONDS: Final = 5.0
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -50,7 +50,7 @@ class HttpConnection(asyncio.Protocol):
         self._client: tuple[str, int] | None = None
         # Set while no request of this connection has been authenticated.
         self._deadline: asyncio.TimerHandle | None = None
-        # The request whose head was parsed last, the one that is being answered, and those that wait for that.
+        # The request whose head was parsed last, the one that is being answered, and those that wait for it.
         self._latest: HttpExchange | None = None
         self._serving: HttpExchange | None = None
         self._waiting: deque[tuple[Scope, HttpExchange]] = deque()
@@ -67,8 +67,8 @@ class HttpConnection(asyncio.Protocol):
         self._in_head = True
         self._reading = True
         self._writable: asyncio.Future[None] | None = None
-        # Since when nothing was asked, and whether a part of a request came since. One timer looks at them; it is not
-        # set anew for each request.
+        # When the connection became idle, and whether a part of a request has arrived since. One timer checks them, so
+        # that no timer is set for each request.
         self._idle_since: float | None = None
         self._begun = False
         self._idle_timer: asyncio.TimerHandle | None = None

@@ -35,7 +35,7 @@ registry = ToolRegistry("{name}")
 
 @registry.tool(read_only=True)
 async def greet(ctx: ToolContext, who: Annotated[str, "The name of a person."], times: int = 1) -> dict:
-    """Greet somebody.
+    """Greet a person.
 
     Args:
         times: How often; at most 10.

@@ -26,9 +26,9 @@ def chat(message: str | None, key: str, model: str | None, record: str | None, c
     """Talk to the agent.
 
     On a terminal: a chat with history, commands (/help lists them), formatted answers, and a card for each tool call
-    with its live output. Ctrl-C stops the run and every process it started, a second one leaves; on an empty line
-    Ctrl-C and Ctrl-D leave. With -m, or without a terminal: one message, its answer as plain text on standard output,
-    and the tool calls on standard error.
+    with its live output. Ctrl-C stops the run and every process it started, a second one leaves the chat; on an empty
+    line Ctrl-C and Ctrl-D leave. With -m, or without a terminal: one message, its answer as plain text on standard
+    output, and the tool calls on standard error.
 
     The exit status of a single message is 0 only if it was answered.
 

@@ -122,14 +122,14 @@ def call(
     except ConnectionLost as lost:
         raise ConnectionLost(f"{lost}; `farhand calls` shows whether the call ran", lost.code) from None
     except KeyboardInterrupt:
-        fate = "the call goes on: see `farhand calls`" if background or headers else "the gateway cancels the call"
+        fate = "the call continues: see `farhand calls`" if background or headers else "the gateway cancels the call"
         raise ClientError("interrupted", f"interrupted; {fate}") from None
     show(answer, lambda ended: _show_call(client, tool, ended))
     return 0 if answer.value["ok"] and _command_succeeded(tool, answer.value.get("result")) else 1
 
 
 def _command_succeeded(tool: str, result: Any) -> bool:
-    """Return False for a command of a shell tool that ended otherwise than with exit status 0."""
+    """Return False for a command of a shell tool that did not end with exit status 0."""
     if not isinstance(result, dict) or not tool.casefold().endswith(SHELL_TOOLS):
         return True
     content = result.get("content")
@@ -225,7 +225,7 @@ def _follow(client: Client, body: dict[str, Any], headers: dict[str, str]) -> in
         answer = _poll(client, path, ("running", "waiting"))
     except KeyboardInterrupt:
         if headers:
-            raise ClientError("interrupted", "interrupted; the call goes on: see `farhand calls`") from None
+            raise ClientError("interrupted", "interrupted; the call continues: see `farhand calls`") from None
         ended = client.delete(path).value
         fate = ended["error"]["message"] if "error" in ended else f"the call had already ended: {ended['state']}"
         raise ClientError("interrupted", f"interrupted; {plain_lines(fate)}") from None

@@ -76,7 +76,7 @@ def ps(node_id: str | None, every: bool, client: Client) -> None:
 def attach(node_id: str, job_id: str, tail: bool, client: Client) -> int:
     """Show the output of a command, and send it the lines you type.
 
-    Ctrl-D and Ctrl-C detach; the command goes on. When the command ends, so does this, with status 0. JOB is an id of
+    Ctrl-D and Ctrl-C detach; the command continues. When the command ends, so does this, with status 0. JOB is an id of
     `farhand ps` or of a call, or any unique beginning of one. With --json the output
     goes to standard error, and the state of the command to standard output.
 
@@ -92,7 +92,7 @@ def attach(node_id: str, job_id: str, tail: bool, client: Client) -> int:
     threading.Thread(target=_read_output, args=(client, path, offset, events), daemon=True).start()
     if job.get("running", True):
         if sys.stdin.isatty():
-            remark("attached; Ctrl-D or Ctrl-C detaches, and the command goes on")
+            remark("attached; Ctrl-D or Ctrl-C detaches, and the command continues")
         threading.Thread(target=_send_input, args=(client, node_id, job["job_id"], events), daemon=True).start()
     cut = offset > 0
     try:
@@ -104,7 +104,7 @@ def attach(node_id: str, job_id: str, tail: bool, client: Client) -> int:
                 cut = False
             write(event, sys.stderr if wants_json() else sys.stdout)
     except (KeyboardInterrupt, EOFError):
-        show({**job, "detached": True}, hint="\n" * sys.stdin.isatty() + "detached; the command goes on")
+        show({**job, "detached": True}, hint="\n" * sys.stdin.isatty() + "detached; the command continues")
         return 0
     try:
         ended = _find(client, node_id, job["job_id"])

@@ -34,7 +34,7 @@ COLUMNS = [
 def shell(node_id: str | None, terminal_id: str | None, cwd: str | None, detach: bool, client: Client) -> int:
     """Open a login shell in a terminal on a node.
 
-    Ctrl-] detaches: the terminal goes on, also when this machine, the gateway or the node program is restarted.
+    Ctrl-] detaches: the terminal continues, even when this machine, the gateway or the node program is restarted.
     `farhand shell --attach ID` attaches again, from any machine. Any number of people can attach to one terminal.
 
     The exit status is that of the shell, 0 after detaching, and 125 if Farhand failed.

@@ -131,7 +131,7 @@ def _join(
     print(f"joined {gateway.url} as {answer.node_id}; {what}", flush=True)
     if holds.described():
         print(f"limits: {holds.described()}", flush=True)
-    print("keep it connected, also after a restart of this machine: farhand service install --node", flush=True)
+    print("to keep it connected, even after a restart of this machine: farhand service install --node", flush=True)
 
 
 class CodeOffer(msgspec.Struct):

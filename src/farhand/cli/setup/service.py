@@ -67,7 +67,7 @@ def install(as_node: bool, home: str | None, print_only: bool, no_start: bool) -
         raise ClientError("failed", "this machine has joined no gateway; run `farhand join CODE` first")
     make_home(spec.home)
     manager.install(start=not no_start)
-    _show(manager, f"installed {manager.file}" + ("" if no_start else "; it runs, also after a restart"))
+    _show(manager, f"installed {manager.file}" + ("" if no_start else "; it runs now, and after each restart"))
 
 
 @service.command()

@@ -58,7 +58,7 @@ def check_redirect_uris(uris: list[str]) -> None:
         if parts is None or not _acceptable(parts):
             raise OAuthError(
                 "invalid_redirect_uri",
-                f"{uri[:200]!r} is no redirect address: use https, http to this machine (127.0.0.1, [::1] or "
+                f"{uri[:200]!r} is not a redirect address: use https, http to this machine (127.0.0.1, [::1] or "
                 "localhost), or a scheme of the client's own",
             )
 

@@ -63,7 +63,7 @@ def used_by(record: CallRecord) -> Mapping[Unit, int]:
 
 
 class Meter:
-    """Counts what passes through a connection that is no call, such as that of a terminal."""
+    """Counts what passes through a connection that is not a call, such as that of a terminal."""
 
     def __init__(self, budgets: Budgets, limits: Sequence[Limit], *, timed: bool) -> None:
         """`timed`: the time of the connection counts too. Call `close` at its end."""

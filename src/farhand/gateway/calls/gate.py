@@ -1,7 +1,7 @@
-"""The gate: every call, from any door, is resolved, authorised, recorded, run and recorded again.
+"""The gate: every call, from any interface, is resolved, authorised, recorded, run and recorded again.
 
-A call with effects is committed before its frame leaves, and its end before a caller hears of it. A read-only call is
-recorded once, with its end. `state` has the states of a call in between, `lifecycle` what happens in each.
+A call with effects is committed before its frame is sent, and its end before its caller is notified. A read-only call
+is recorded once, with its end. `state` has the states of a call in between, `lifecycle` what happens in each.
 """
 
 from __future__ import annotations
@@ -263,7 +263,7 @@ class Gate:
             once = opened.read_only and opened.charge is None  # recorded with its end
             first = call.id if once else await self._record(opened, call)
         except asyncio.CancelledError:
-            # The write goes on, so the end has to follow.
+            # The write continues, so the end has to follow.
             self._lifecycle.apply(opened, CallEvent.HUNG_UP, "the caller hung up before the call was sent")
             raise
         except BaseException:

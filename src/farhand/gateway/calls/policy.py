@@ -440,7 +440,7 @@ class _Pattern:
                     self._regex = _compiled(f"^(?:{expression})$")
                 self._folded_regex = _compiled(f"(?i){expression}")
             except ValueError as error:
-                raise ValueError(f"[policy] {where}: {text!r} is no regular expression: {error}") from None
+                raise ValueError(f"[policy] {where}: {text!r} is not a regular expression: {error}") from None
 
     def matches(self, text: str, *, folds: bool = False) -> bool:
         """`folds`: also ignore case and compatibility forms of letters."""

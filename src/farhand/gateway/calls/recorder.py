@@ -1,7 +1,7 @@
 """Records calls: their start before they are sent, their end before anyone is notified.
 
-While the store is busy, calls are gathered; when it gets to them, one operation writes all of them with set statements.
-The more calls there are, the larger are the groups.
+Calls that arrive while the store is busy form a group, which one operation writes with a few statements. The more calls
+there are, the larger the groups.
 """
 
 from __future__ import annotations

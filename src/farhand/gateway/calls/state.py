@@ -87,7 +87,7 @@ class CallEvent(StrEnum):
     UNCONFIRMED = auto()
 
     # -- the node's connection
-    # A node that cannot resume left. One that can is waited for, which is no event.
+    # A node that cannot resume left. Calls of one that can resume wait for it, without an event.
     NODE_LEFT = auto()
     # The node is back and ...
     # ... runs the call, or holds its result.

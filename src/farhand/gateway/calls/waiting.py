@@ -184,7 +184,7 @@ class WaitingCalls:
         if self._node_registry.clock() < record.deadline_at:  # the clock was set back, or the timer was the longest
             self._set_deadline(opened)
         elif waiting.why == "approval":
-            answered = "it was approved but could not start" if _approved(waiting) else "nobody approved it"
+            answered = "it was approved but could not start" if _approved(waiting) else "it was not approved"
             self._refuse(opened, Forbidden(f"{answered} before {moment(record.deadline_at)}"))
         else:
             where = f"node {record.node_id!r}" if record.node_id else f"a node with {record.tool!r}"

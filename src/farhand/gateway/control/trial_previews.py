@@ -42,7 +42,7 @@ class TrialPreviews:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self, opened: OpenCall, waiting: Waiting, target: Target) -> CallRecord | None:
-        """Run a call as a trial; return how that ended, None if the call ended first. It runs once, also if the
+        """Run a call as a trial; return how that ended, None if the call ended first. It runs once, even if the
         gateway stops in between."""
         record = opened.record
         try:

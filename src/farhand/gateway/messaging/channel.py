@@ -3,7 +3,7 @@
 DeliveryError               the service did not accept a message
 ├── TryLater                definitely not delivered; a retry may succeed
 ├── Unsure                  possibly delivered
-└── Refused                 permanently rejected
+└── Undeliverable           permanently rejected
 """
 
 from __future__ import annotations

@@ -178,7 +178,7 @@ class Hooks:
         Raises InvalidArgs if the id is malformed, or used by the settings file or a channel.
         """
         if not _ID.fullmatch(hook_id):
-            raise InvalidArgs(f"{hook_id[:80]!r} is no id for a hook: letters, digits, _ and -, at most 64")
+            raise InvalidArgs(f"{hook_id[:80]!r} is not an id for a hook: use at most 64 letters, digits, _ and -")
         if hook_id in self._configured or hook_id in self._doors:
             raise InvalidArgs(f"the hook {hook_id!r} is in farhand.toml; change it there")
         self.session_of(hook_id, settings)

@@ -252,7 +252,7 @@ class NodeInventory:
         """Have the connected nodes connect to other gateways, since this one stops."""
         for connection in self._node_registry.connections:
             if connection.own:
-                connection.link.close(CLOSE_RESTART, "the gateway stops; connect to another one")
+                connection.link.close(CLOSE_RESTART, "the gateway is stopping; connect to another one")
 
     def close(self) -> None:
         """Record every connected node as offline."""

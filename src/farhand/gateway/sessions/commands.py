@@ -125,6 +125,6 @@ async def _think(sessions: Sessions, key: str, level: str) -> str:
         return f"Thinking: {record.thinking or 'as the model does by default'}"
     chosen = THINKING_LEVELS.get(level.lower())
     if chosen is None:
-        raise InvalidArgs(f"{level!r} is no level of thinking; choose one of {', '.join(get_args(Thinking))}")
+        raise InvalidArgs(f"{level!r} is not a level of thinking; choose one of {', '.join(get_args(Thinking))}")
     await sessions.change(key, thinking=chosen)
     return f"Thinking: {chosen}"

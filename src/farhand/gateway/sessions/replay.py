@@ -282,7 +282,7 @@ class _ReplayedAttempt:
         if digest(listed) != row.tools:
             expected = [spec.name for spec in self._specs_of(row.tools)]
             got = [spec.name for spec in request.tools]
-            same = "the same tools, described otherwise" if expected == got else ", ".join(got)
+            same = "the same tools with other descriptions" if expected == got else ", ".join(got)
             self._differ("tools", ", ".join(expected), same)
             return False
         return True

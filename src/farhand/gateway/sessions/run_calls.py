@@ -90,7 +90,7 @@ class RunCalls:
         self._made.update(calls)
 
     async def call(self, use: ToolUse, key: str) -> Outcome:
-        """Run the call and return its outcome, also if it failed. Cancelling this ends the call, unless the gateway
+        """Run the call and return its outcome, even if it failed. Cancelling this ends the call, unless the gateway
         stops.
         """
         own = None if self._only is None else self._only.get(use.name)

@@ -76,7 +76,7 @@ class EgressCredentials:
     async def server_side(
         self, host: str, writer: asyncio.StreamWriter
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Begin TLS with the command, as `host`. Nothing must be awaited since it was told that it is connected."""
+        """Begin TLS with the command, as `host`. Await nothing between the reply to CONNECT and this call."""
         context = self._contexts.get(host)
         if context is None:
             context = self._contexts[host] = self._context(host)
@@ -85,7 +85,7 @@ class EgressCredentials:
         protocol = asyncio.StreamReaderProtocol(reader)
         transport = await loop.start_tls(writer.transport, protocol, context, server_side=True)
         if transport is None:
-            raise OSError("TLS was not begun")
+            raise OSError("TLS could not be started")
         protocol.connection_made(transport)
         return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 
@@ -193,7 +193,7 @@ def _usage(x509: Any, authority: bool) -> Any:
 def with_credentials(head: str, host: str, port: int, credentials: Sequence[HeaderCredential]) -> bytes:
     """Return the head of a request as the server gets it: with the credentials, for this host and no other.
 
-    It asks the server to close the connection, so that nothing follows that was not looked at. Raises InvalidRequest.
+    It asks the server to close the connection, so that no unchecked request follows. Raises InvalidRequest.
     """
     lines = head.removesuffix("\r\n\r\n").split("\r\n")
     if _CONTROL.search("".join(lines)) or not (found := _REQUEST.fullmatch(lines[0])):

@@ -88,7 +88,7 @@ class NatsSubscription:
         self._closed = False
 
     async def open(self) -> None:
-        """Subscribe with the present client, also after the one before it was lost."""
+        """Subscribe with the current client; again after it was replaced."""
         client = self._bus.client
         if not self._closed and self._client is not client:
             self._client, self._subscribers = client, []

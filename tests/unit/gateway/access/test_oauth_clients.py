@@ -105,7 +105,7 @@ def test_a_document_describes_its_client() -> None:
     ("answer", "changes", "reason"),
     [
         (http, {"client_id": "https://other.example/x"}, "another client_id"),
-        (http, {"redirect_uris": ["http://evil.example"]}, "no redirect address"),
+        (http, {"redirect_uris": ["http://evil.example"]}, "not a redirect address"),
         (http, {"token_endpoint_auth_method": "client_secret_post"}, "token_endpoint_auth_method"),
         (http, {"redirect_uris": "x"}, "not client metadata"),
         (http, {"padding": "x" * 20_000}, "more than 16384 bytes"),

@@ -252,7 +252,7 @@ def test_without_rules_there_is_nothing_to_judge() -> None:
         ('[[policy.rules]]\ndecision = "maybe"\n', "decision"),
         ('[[policy.rules]]\ntool = "x"\n', "decision"),
         ('[[policy.rules]]\ndecision = "deny"\ntol = "x"\n', "tool"),
-        ('[[policy.rules]]\ndecision = "deny"\nargs = { command = "re:(" }\n', "no regular expression"),
+        ('[[policy.rules]]\ndecision = "deny"\nargs = { command = "re:(" }\n', "not a regular expression"),
         ('[[policy.rules]]\ndecision = "deny"\nseconds = 5\n', "belong to a rule that asks"),
         ("[policy]\napproval_seconds = 0\n", "approval_seconds"),
     ],

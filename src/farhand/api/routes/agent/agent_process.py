@@ -33,9 +33,9 @@ MOST_CHATS = 1000
 GUIDE_CHANNELS = frozenset({"console", "webhook", "qq"})
 CHAT_FILTERS = ("session_id", "user_id", "channel")
 CHAT_QUERY = (
-    Query("session_id", "Of this session."),
-    Query("user_id", "Of this user."),
-    Query("channel", "Of this channel."),
+    Query("session_id", "Only chats of this session."),
+    Query("user_id", "Only chats of this user."),
+    Query("channel", "Only chats of this channel."),
     Query("limit", f"How many at most: 1 to {MOST_CHATS}, 100 by default.", int),
 )
 

@@ -42,7 +42,7 @@ MESSAGES = (
     Query("limit", "How many at most: 1 to 1000, 50 by default.", int),
     Query("channel", "To this channel."),
     Query("to", "To this peer."),
-    Query("state", "In this state."),
+    Query("state", "Only messages in this state."),
 )
 
 

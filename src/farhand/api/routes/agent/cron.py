@@ -19,7 +19,7 @@ from farhand.protocol.errors import ErrorKind, ToolError
 # A job that cannot be run or changed is in conflict with the request.
 CONFLICTS = {ErrorKind.CANCELLED: 409, ErrorKind.FAILED: 409}
 job_route = partial(route, errors=(404, 409, 503, 504), statuses=CONFLICTS)
-AGENT = Query("agentId", "Of this agent.")
+AGENT = Query("agentId", "Only jobs of this agent.")
 PAGE = (Query("limit", "How many at most.", int), Query("offset", "How many to pass over.", int))
 
 
@@ -54,7 +54,10 @@ class CronRoutes:
         return {"job": await self._book.get(request.params["job_id"])}
 
     @job_route(
-        "GET /v1/cron/runs", Scope.READ, "What ran, newest first.", query=(Query("jobId", "Of this job."), *PAGE)
+        "GET /v1/cron/runs",
+        Scope.READ,
+        "What ran, newest first.",
+        query=(Query("jobId", "Only runs of this job."), *PAGE),
     )
     @job_route("GET /v1/cron/{job_id}/runs", Scope.READ, "What a job ran, newest first.", query=PAGE)
     async def runs(self, request: Request) -> Any:

@@ -18,7 +18,7 @@ from farhand.memory.memory import MOST_RESULTS, Memory
 from farhand.protocol.names import MAIN_AGENT
 
 memory_route = partial(route, errors=(404, 500, 504))
-AGENT = Query("agent", "Of this agent; `main` by default.")
+AGENT = Query("agent", "The agent whose memory it is; `main` by default.")
 SEARCH = (
     Query("q", "What to look for.", required=True),
     Query("max_results", f"How many at most: up to {MOST_RESULTS}.", int),

@@ -60,7 +60,7 @@ PAGE = (
 )
 HISTORY = (
     PAGE[0],
-    Query("before", "Older than this entry.", int),
+    Query("before", "Only entries older than this one.", int),
     Query("conversation", "The id of an earlier conversation, or `all`."),
 )
 
@@ -230,7 +230,7 @@ class SessionRoutes:
         "GET /v1/tools/cost",
         Scope.READ,
         "What an agent's tools and prompt cost in tokens.",
-        query=(Query("agent", "Of this agent."),),
+        query=(Query("agent", "The agent; `main` by default."),),
         errors=(404, 503),
     )
     async def cost(self, request: Request) -> Any:

@@ -98,7 +98,7 @@ class WorkspaceRoutes:
         "GET /v1/skills",
         Scope.READ,
         "The skills, as an agent would find them.",
-        query=(Query("agent", "For this agent."),),
+        query=(Query("agent", "The agent; `main` by default."),),
         errors=(404, 500),
     )
     async def skills(self, request: Request) -> dict[str, Any]:
@@ -109,7 +109,7 @@ class WorkspaceRoutes:
         "GET /v1/skills/{name}",
         Scope.READ,
         "The files of a global skill, or of an agent's own.",
-        query=(Query("agent", "Of this agent's own."),),
+        query=(Query("agent", "The agent whose own skill it is; by default, a global one."),),
         errors=(500,),
     )
     async def skill_files(self, request: Request) -> dict[str, Any]:
