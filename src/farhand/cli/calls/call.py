@@ -142,8 +142,10 @@ def _suggest(client: Client, tool: str, message: str) -> None:
     """Name the tools that are spelled like an unknown one."""
     with contextlib.suppress(ClientError):
         found = client.get("/v1/tools", name=tool).value
-        if not found["tools"] and found.get("similar") and "did you mean" not in message:
-            remark(f"did you mean {' or '.join(map(plain, found['similar']))}?")
+        # `Read` alone names the tool of no node, but the gateway finds `laptop__Read`.
+        near = [offer["name"] for offer in found["tools"] if offer["name"] != tool] or found.get("similar")
+        if near and "did you mean" not in message:
+            remark(f"did you mean {' or '.join(map(plain, near))}?")
 
 
 def _show_call(client: Client, tool: str, ended: dict[str, Any]) -> None:
