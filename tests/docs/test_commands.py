@@ -87,7 +87,9 @@ def test_the_commands_of_a_page(name: str, tmp_path: Path) -> None:
             stack.enter_context(gateway)
             for node, options in place.nodes.items():
                 where = reader.home_of("" if node == "laptop" else node)
-                arguments = ("--workspace", str(where), *options)
+                # As with `farhand up`, relative paths of the gateway's own machine start in the agent's folder.
+                workspace = home / "agents" / "main" if node == "laptop" else where
+                arguments = ("--workspace", str(workspace), *options)
                 stack.enter_context(NodeProcess(gateway, tmp_path / node, node, *arguments, env={"HOME": str(where)}))
         reader.follow(page)
 

@@ -367,7 +367,8 @@ def only_one(home: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise FarhandError(f"a gateway is already running on {home}; `farhand doctor` shows it") from None
+            reason = f"a gateway is already running on {home}; stop it first, or use another --home"
+            raise FarhandError(reason) from None
         yield
 
 

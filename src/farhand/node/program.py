@@ -290,7 +290,8 @@ async def _held(folder: Path, node_id: str) -> AsyncIterator[None]:
                 break
             except OSError:
                 if time.monotonic() > deadline:
-                    raise FarhandError(f"node {node_id!r} already runs on this machine, with {folder}") from None
+                    running = f"node {node_id!r} already runs on this machine, with {folder}"
+                    raise FarhandError(f"{running}; stop it first, or use another --id") from None
             await asyncio.sleep(0.1)
         yield
 

@@ -215,7 +215,7 @@ class AgentFileTools:
         context_lines: Annotated[int, Meta(ge=0, le=100)] = 0,
         max_results: Annotated[int, Meta(ge=1, le=10_000)] = MOST_MATCHES,
     ) -> str:
-        """Search file contents; gives path:line:text. Passes over binary files and what .gitignore names."""
+        """Search file contents; gives path:line:text. Skips binary files and those that .gitignore names."""
         _required("grep", "pattern", pattern)
         try:
             matches, more = grep_files(

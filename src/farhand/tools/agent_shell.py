@@ -113,7 +113,7 @@ class AgentShellTools:
         trial: Annotated[bool, Meta(description="Only show what it would change, without network.")] = False,
         input: str | None = None,  # noqa: A002
     ) -> str | dict[str, Any]:
-        """Run a shell command; gives its exit code and output. Tend background ones with process."""
+        """Run a shell command; gives its exit code and output. Manage background ones with process."""
         start = self._started(command, workdir, env, background, timeout, input)
         note, on_host = start.note, start.host is not None
         hidden: dict[str, str] = {}
@@ -168,7 +168,7 @@ class AgentShellTools:
         input: Annotated[str | None, Meta(description="For input: text for standard input.")] = None,  # noqa: A002
         signal: Annotated[str | None, Meta(description="For signal: SIGTERM, SIGINT, SIGKILL.")] = None,
     ) -> str:
-        """Tend a background process: status, poll (output so far), input, signal."""
+        """Manage a background process: status, poll (output so far), input, signal."""
         act, job = await self._tended(action, process_id, input)
         if act == "status":
             return _status(job)

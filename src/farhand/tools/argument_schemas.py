@@ -81,8 +81,11 @@ class ArgumentSchema:
             place = getattr(failure, "instance_path", None)
             if place is None:  # nested deeper than the validator goes
                 raise InvalidArgs(f"arguments: they cannot be checked: {failure}") from None
-            where = f"parameter '{'.'.join(map(str, place))}': " if place else "arguments: "
-            raise InvalidArgs(where + failure.message[:500]) from None  # type: ignore[attr-defined]
+            where = f"parameter '{'.'.join(map(str, place))}': " if place else ""
+            missing = getattr(failure.kind, "property", None)  # type: ignore[attr-defined]
+            if missing is not None:
+                raise InvalidArgs(f"{where}parameter '{missing}' is missing"[:500]) from None
+            raise InvalidArgs((where or "arguments: ") + failure.message[:500]) from None  # type: ignore[attr-defined]
 
 
 class _Unsupported(Exception):

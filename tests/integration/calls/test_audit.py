@@ -236,6 +236,8 @@ def test_a_noted_head_shows_that_all_up_to_it_is_there(home: Path) -> None:
     head = Command(home)("audit", "head").out.strip()
     assert head == checked(home).head
     assert Command(home)("audit", "verify", "--head", head).status == 0
+    beyond = Command(home)("audit", "verify", "--from", "999999999")
+    assert beyond.status == 1 and "there is no event 999999999 or later" in beyond.err
     gateway = GatewayProcess(home, env=NO_COPIES)
     with gateway:
         assert gateway.get("/v1/audit/head")["head"] == Command(home)("audit", "head", "--json").json()["head"]

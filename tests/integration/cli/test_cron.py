@@ -43,6 +43,17 @@ def test_a_job_is_added_shown_changed_and_removed(command: Command) -> None:
     assert gone.status == 1 and gone.json()["error"]["code"] == "not_found"
 
 
+def test_a_job_that_would_fail_now_is_added_with_a_warning(command: Command) -> None:
+    unknown = command("cron", "add", "disk", "every day at 7", "--call", "gsv__ReadFil", "path=a")
+    assert unknown.status == 0 and "the call would fail now: " in unknown.err and "gsv__ReadFil" in unknown.err
+    misspelled = command("cron", "add", "disk", "every day at 7", "--call", "gsv__ReadFile", "pth=a")
+    assert misspelled.status == 0 and "did you mean 'path'?" in misspelled.err
+    elsewhere = command("cron", "add", "photos", "every day at 7", "Copy them.", "--node", "naas")
+    assert elsewhere.status == 0 and "there is no node 'naas' yet" in elsewhere.err
+    right = command("cron", "add", "disk", "every day at 7", "--call", "gsv__ReadFile", "path=a")
+    assert right.status == 0 and "warning" not in right.err
+
+
 def test_a_task_takes_the_options_of_one(command: Command) -> None:
     options = ["--task", "--timeout", "60", "--model", "openai/x", "--no-deliver", "--retries", "2", "--tag", "big"]
     window = ["--missed", "window", "--window", "600", "--delete-after-run", "--agent", "helper", "--description", "d"]

@@ -38,7 +38,7 @@ def test_arguments_that_match() -> None:
 @pytest.mark.parametrize(
     ("arguments", "fault"),
     [
-        ({}, '"path" is a required property'),
+        ({}, "parameter 'path' is missing"),
         ({"path": ""}, "parameter 'path'"),
         ({"path": "A"}, "parameter 'path'"),
         ({"path": "a", "mode": "c"}, "parameter 'mode'"),

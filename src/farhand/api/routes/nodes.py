@@ -110,7 +110,7 @@ class NodeRoutes:
         with refusing(FarhandError, status=409, code="conflict"):
             known = await self.inventory.forget(node_id)
         if not known:
-            raise Problem(404, "not_found", f"there is no node {node_id!r}")
+            raise Problem(404, "not_found", self.node_registry.unknown(node_id))
         return {"forgotten": node_id}
 
     @route(

@@ -107,7 +107,7 @@ class TokenRoutes:
         token_id = request.params["token_id"]
         removed = await self._tokens.revoke(token_id)
         if not removed:
-            raise Problem(404, "not_found", f"there is no valid token {token_id!r}")
+            raise Problem(404, "not_found", f"there is no valid token {token_id!r}; `farhand token list` lists them")
         return {"revoked": token_id, "also": [token.id for token in removed[1:]]}
 
 

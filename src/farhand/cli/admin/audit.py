@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from farhand import config
-from farhand.cli.client import Client
+from farhand.cli.client import Client, ClientError
 from farhand.cli.commands import command_group
 from farhand.cli.output import local_time, paint, plain, remark, show, wrap
 from farhand.store.history.verify import Report
@@ -50,6 +50,8 @@ def verify(start: int | None, noted: str | None, client: Client) -> int:
         report: Report = shared.verify(url, load_key(client.home), start=start, noted=head)
     else:
         report = verify_journal(client.home, client.home / STORE_FILE, start=start, noted=head)
+    if start is not None and report.ok and not report.checked:
+        raise ClientError("not_found", f"there is no event {start} or later; the head is {report.head}")
     show(msgspec.to_builtins(report), lambda _: _show(report))
     return 0 if report.ok else 1
 

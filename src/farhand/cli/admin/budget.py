@@ -10,7 +10,7 @@ import click
 
 from farhand.cli.client import Client, url_path
 from farhand.cli.commands import client_group
-from farhand.cli.output import Column, minute_time, remark, show, show_table
+from farhand.cli.output import Column, minute_time, plain, remark, show, show_table
 
 UNITS: Final = ("money", "tokens", "calls", "bytes", "machines", "wall_seconds")
 
@@ -107,4 +107,4 @@ def clear(subject: str, client: Client) -> None:
     Example:
       farhand budget clear agent:main
     """
-    show(client.put("/v1/budgets", {"subject": subject, "limits": []}), _show)
+    show(client.put("/v1/budgets", {"subject": subject, "limits": []}), lambda _: print(plain(f"cleared: {subject}")))

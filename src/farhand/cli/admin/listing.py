@@ -124,7 +124,7 @@ def tools(pattern: str | None, cost: bool, client: Client) -> None:
       farhand tools
       farhand tools read
       farhand tools 'laptop__*'
-      farhand tools node.fs.read_text
+      farhand tools laptop__Read
       farhand tools --cost
     """
     if cost:

@@ -190,6 +190,20 @@ def add(
         spec = {"mode": "task", "message": text[0], **for_task} if task else {"mode": "systemEvent", "text": text[0]}
     body = {"schedule": _parse_schedule(client, schedule, tz), "spec": spec, **options_given(**options)}
     show(client.post("/v1/cron", body), _show_job)
+    _warn(client, spec, options.get("node"))
+
+
+def _warn(client: Client, spec: dict[str, Any], node_id: str | None) -> None:
+    """Say that the job would fail or wait if it ran now. It may be meant for a machine that joins later."""
+    if node_id and not any(node["node_id"] == node_id for node in client.get("/v1/nodes").value["nodes"]):
+        remark(plain(f"warning: there is no node {node_id!r} yet; the job waits until it joins. See `farhand nodes`"))
+    if spec["mode"] != "call":
+        return
+    try:
+        client.post("/v1/policy/explain", {"tool": spec["tool"], "args": spec["args"]})
+    except ClientError as error:
+        if error.code != "forbidden":  # the check needs more rights than the job
+            remark(plain(f"warning: the call would fail now: {error}"))
 
 
 @cron.command("show")

@@ -114,6 +114,8 @@ def history(key: str, limit: int, every: bool, client: Client) -> None:
     def render(value: dict[str, Any]) -> None:
         for message in value["messages"]:
             _show_message(message)
+        if not value["messages"]:
+            remark(plain(f"the session {key!r} has no messages; `farhand sessions` lists those that have"))
 
     show(answer, render)
 

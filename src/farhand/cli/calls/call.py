@@ -76,15 +76,13 @@ def call(
 
     \b
     Examples:
-      farhand call node.ping
-      farhand call node.fs.read_text path=notes/today.txt
+      farhand call laptop__Read path=/etc/hostname limit=5
       farhand call laptop__Bash command='uname -a' --timeout 20
       farhand call laptop__Bash command='make test' --follow
       farhand call --when-online --before 18:00 laptop__Bash command='git pull'
       farhand call laptop__Write path=notes.txt content=@notes.txt
-      farhand call node.echo text=hello times:=3
-      farhand call node.echo '{"text": "hello", "times": 3}'
-      date | jq -R '{now: .}' | farhand call node.echo -
+      farhand call laptop__Read '{"path": "/etc/hostname", "limit": 5}'
+      jq -n '{path: "/etc/hostname"}' | farhand call laptop__Read -
       farhand call --on tag:web --canary 1 Bash command='systemctl reload nginx'
     """
     body: dict[str, Any] = {"tool": tool, "args": read_arguments(arguments, ToolSchema.of(client, tool, arguments))}
@@ -142,8 +140,10 @@ def _suggest(client: Client, tool: str, message: str) -> None:
     """Name the tools that are spelled like an unknown one."""
     with contextlib.suppress(ClientError):
         found = client.get("/v1/tools", name=tool).value
-        if not found["tools"] and found.get("similar") and "did you mean" not in message:
-            remark(f"did you mean {' or '.join(map(plain, found['similar']))}?")
+        # `Read` alone names the tool of no node, but the gateway finds `laptop__Read`.
+        near = [offer["name"] for offer in found["tools"] if offer["name"] != tool] or found.get("similar")
+        if near and "did you mean" not in message:
+            remark(f"did you mean {' or '.join(map(plain, near))}?")
 
 
 def _show_call(client: Client, tool: str, ended: dict[str, Any]) -> None:

@@ -64,7 +64,7 @@ def calls(waiting: bool, limit: int, client: Client, **filters: str | None) -> N
       farhand calls
       farhand calls --state running
       farhand calls --waiting
-      farhand calls --tool node.ping --limit 5 --json
+      farhand calls --tool laptop__Bash --limit 5 --json
       farhand calls show 0198c0de-7a11-7000-8000-0123456789ab
       farhand calls cancel 0123456789ab
     """

@@ -144,9 +144,9 @@ def _find(client: Client, node_id: str, job_id: str) -> dict[str, Any]:
     jobs = client.get("/v1/jobs", node_id=node_id).value["jobs"]
     found = matching(jobs, job_id, "job", "job_id", "call_id")
     if found is None:
-        known = any(node["node_id"] == node_id for node in client.get("/v1/nodes").value["nodes"])
-        where = f"on {node_id}" if known else f"on {node_id}, which is not a node (see `farhand nodes`)"
-        raise ClientError("not_found", f"there is no command {job_id!r} {where}; `farhand ps --all` lists them")
+        if not any(node["node_id"] == node_id for node in client.get("/v1/nodes").value["nodes"]):
+            raise ClientError("not_found", f"there is no node {node_id!r}; `farhand nodes` lists the known ones")
+        raise ClientError("not_found", f"there is no command {job_id!r} on {node_id}; `farhand ps --all` lists them")
     return dict(found)
 
 

@@ -69,6 +69,8 @@ def log(
         return
     for event in events:
         _show(event)
+    if not events and not follow:
+        remark("no entries match")
     if more and not follow:
         remark(f"only the newest {len(events)}; --limit shows more")
     if follow:

@@ -105,7 +105,8 @@ def status(as_node: bool, home: str | None) -> int:
     """Show whether the service runs. The exit status is 0 only if it does."""
     manager = _manager(_spec(home_folder(home), as_node=as_node))
     known = manager.status()
-    show(known, lambda _: show_fields({"service": manager.spec.name, **known}))
+    words = {name.replace("_", " "): {True: "yes", False: "no"}.get(value, value) for name, value in known.items()}
+    show(known, lambda _: show_fields({"service": manager.spec.name, **words}))
     return 0 if known["active"] else 1
 
 

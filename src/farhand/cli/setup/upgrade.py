@@ -120,11 +120,11 @@ def uninstall(home: str | None, purge: bool, yes: bool, dry_run: bool) -> None:
         "command": list(found.remove or ()),
         "delete": [str(path) for path in files],
     }
+    if not any(plan.values()):
+        raise ClientError("failed", f"nothing to remove: this is a {found.kind} installation; delete it yourself")
     if dry_run:
         show(plan, _show)
         return
-    if not any(plan.values()):
-        raise ClientError("failed", f"nothing to remove: this is a {found.kind} installation; delete it yourself")
     if not yes:
         if wants_json() or not sys.stdin.isatty():
             raise click.UsageError("without a terminal, give --yes; --dry-run shows what would be removed.")

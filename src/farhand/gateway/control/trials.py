@@ -47,7 +47,7 @@ class TrialCalls:
         """Show, keep or discard a trial: see `Gate.begin`. Raises NotFound if there is no such call."""
         record = await self._gate.find(trial_id)
         if record is None:
-            raise NotFound(f"there is no trial {trial_id[:100]!r}")
+            raise NotFound(f"there is no trial {trial_id[:100]!r}; its id is that of its call: `farhand calls`")
         call = ToolCall(
             id=new_call_id(),
             tool=OWN if record.node_id is None else join_tool(record.node_id, NAME),

@@ -60,7 +60,7 @@ class Undo:
         """Undo a call: see `Gate.begin`. Raises NotFound if there is no such call."""
         record = await self._gate.find(call_id)
         if record is None:
-            raise NotFound(f"there is no call {call_id[:100]!r}")
+            raise NotFound(f"there is no call {call_id[:100]!r}; `farhand calls` lists them")
         if is_trial(record):
             raise NotFound(
                 f"call {record.id} was a trial, which changes nothing until it is kept; what can be undone is the call "
@@ -110,7 +110,7 @@ class Undo:
         """Return the file root in which a call of the gateway worked. Raises ToolError if it cannot be undone."""
         record = await self._gate.find(call)
         if record is None:
-            raise NotFound(f"there is no call {call[:100]!r}")
+            raise NotFound(f"there is no call {call[:100]!r}; `farhand calls` lists them")
         if record.ended_at is None:
             raise Failed(f"call {call} has not ended; it can be undone once it has, or cancelled now")
         first = await self._first(record)

@@ -89,7 +89,7 @@ class MessageTools:
         to: Annotated[str, Meta(description='Target, e.g. "signal:+15551234567" or "telegram:group:-100123".')],
         content: Annotated[str, Meta(description="Message text.")],
     ) -> str:
-        """Send a message to somebody on an external channel."""
+        """Send a message to a person on an external channel."""
         place = await self._meant(context, to, content)
         sending = sent(await self._accept(context, place, content, None, []))
         return f"message sent to {to}" if sending["sent"] else f"message to {to} {sending['note']}"

@@ -159,7 +159,7 @@ class NativeFiles:
         return _Edit(key, found, info, text.encode(), text.replace(oldString, newString).encode(), count)
 
     async def delete_file(self, context: CallContext, path: FilePath) -> dict[str, Any]:
-        """Delete a file from the agent's workspace, for good. A global skill is not an agent's to delete."""
+        """Delete a file from the agent's workspace, for good. Global skills cannot be deleted."""
         if not await self._workspace.objects.delete(self._workspace.writable_key(context.agent_id, path)):
             raise NotFound(f"File not found: {path}")
         return {"path": path, "deleted": True}
