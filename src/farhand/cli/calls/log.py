@@ -149,7 +149,8 @@ def _describe_run(event: dict[str, Any], run: dict[str, Any]) -> str:
     start = f"{event['subject']} in {run['session_key']}"
     if event["kind"] == "run.ended":
         what = run.get("error_message") or run.get("reply") or ""
-        return f"{start} {run['state']} after {run['steps']} steps: {one_line(what, MAX_CHARACTERS)}"
+        steps = "1 step" if run["steps"] == 1 else f"{run['steps']} steps"
+        return f"{start} {run['state']} after {steps}: {one_line(what, MAX_CHARACTERS)}"
     if event["kind"] == "run.joined":
         return f"{start} joined {run.get('joined_to')}"
     return f"{start} from {run['origin']}"
