@@ -157,7 +157,7 @@ def test_a_node_keeps_its_own_token_while_the_gateway_is_open(tmp_path: Path) ->
                 expect_call(gateway, LENT, folder)
             stranger = Command(tmp_path / "stranger")("node", "--gateway", gateway.url, "--id", LENT)
             assert stranger.status == 1
-            assert ("has a token of its own" if arguments else "invalid or missing node token") in stranger.err
+            assert ("has its own token" if arguments else "invalid or missing node token") in stranger.err
 
 
 @pytest.mark.parametrize("command", ["up", "gateway"])

@@ -125,7 +125,8 @@ def doctor(client: Client) -> int:
         message = wrap(plain(one.message), " " * (len(mark) + width + 3)).lstrip()
         print(f"{paint(mark, colour)} {one.name.ljust(width)}  {message}")
     if counts["failed"] or counts["warning"]:
-        print(f"\n{counts['failed']} failed, {counts['warning']} warning{'s' * (counts['warning'] != 1)}, {counts['ok']} ok")
+        warnings = "1 warning" if counts["warning"] == 1 else f"{counts['warning']} warnings"
+        print(f"\n{counts['failed']} failed, {warnings}, {counts['ok']} ok")
     elif on_terminal():
         print(f"\nall {len(checks)} checks passed")
     return 1 if counts["failed"] else 0
