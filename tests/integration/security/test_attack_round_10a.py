@@ -112,6 +112,33 @@ def test_a_label_is_short(ground: Ground, path: str) -> None:
     assert ground.ask("POST", path, {"label": "A" * 200}, pairing).status == 201
 
 
+# -- what a token can spend -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/models/check", {}),
+        ("/v1/models/check", {"model": "other-model"}),
+        ("/v1/sessions/{key}/messages", {"message": "/compact", "wait_seconds": 20}),
+        ("/v1/sessions/{key}/messages", {"message": "impala", "wait_seconds": 20}),
+        ("/v1/chat/completions", {"model": "farhand", "messages": [{"role": "user", "content": "impala"}]}),
+    ],
+)
+def test_no_door_asks_a_model_beyond_the_budget(ground: Ground, path: str, body: dict[str, Any]) -> None:
+    spender = made(ground.gateway, "chat")
+    key = f"spent-{spender['id']}"
+    ground.house.script("impala", text("one"), text("two"))
+    for _ in range(2):
+        said = {"message": f"impala {'word ' * 300}", "wait_seconds": 20}
+        assert ground.ask("POST", f"/v1/sessions/{key}/messages", said, spender["token"]).json()["state"] == "ok"
+    limits = {"subject": f"token:{spender['id']}", "limits": [{"unit": "tokens", "amount": 1}]}
+    assert ground.ask("PUT", "/v1/budgets", limits).status == 200
+    asked = len(ground.house.model.requests)
+    ground.ask("POST", path.format(key=key), body, spender["token"])
+    assert len(ground.house.model.requests) == asked
+
+
 # -- what a narrow token is told --------------------------------------------------------------------------------------
 
 LIMITS: dict[str, dict[str, Any]] = {

@@ -93,7 +93,7 @@ class Sessions:
         *,
         clock: Callable[[], int],
         dm_scope: DmScope = "main",
-        compact: Callable[[Sessions, SessionRecord], Awaitable[str]] | None = None,
+        compact: Callable[[Sessions, SessionRecord, Credential], Awaitable[str]] | None = None,
         describe_model: Callable[[SessionRecord], str] = lambda record: record.model or "",
         check_model: Callable[[str], str] = lambda name: name,
         freeze: Callable[[str, str], Awaitable[str]] | None = None,
@@ -599,7 +599,7 @@ class Sessions:
             if command.name == commands.FREEZE:
                 reply = await self._stop_everything(run, command.argument)
             else:
-                reply = await commands.obey(self, run.session_key, command, self._compact)
+                reply = await commands.obey(self, run.session_key, command, run.asker, self._compact)
             outcome = RunOutcome(run.id, run.session_key, RunState.OK, reply)
         except ToolError as error:
             outcome = run.failed(error.kind.value, error.message)
