@@ -13,7 +13,7 @@ import msgspec
 from farhand.api.server.http import Problem, Reply, Request, invalid, json_reply, refusing
 from farhand.api.server.router import BYTES, route
 from farhand.gateway.access.credentials import Credentials, Scope
-from farhand.gateway.access.tokens import Tokens
+from farhand.gateway.access.tokens import Tokens, check_label
 from farhand.gateway.journal import EventJournal
 from farhand.gateway.nodes.addresses import GatewayAddress
 from farhand.gateway.nodes.installers import Installers, install_command, install_script
@@ -102,6 +102,8 @@ class PairingRoutes:
     async def make(self, request: Request, wanted: PairingRequest) -> PairingMade:
         if not 1 <= wanted.seconds <= LONGEST_SECONDS:
             raise invalid(f"seconds must be between 1 and {LONGEST_SECONDS}")
+        with refusing(ValueError):
+            check_label(wanted.label)
         if wanted.node_id is not None:
             with refusing(ValueError):
                 validate_node_id(wanted.node_id)

@@ -16,7 +16,7 @@ import msgspec
 
 from farhand.protocol.errors import FarhandError
 from farhand.protocol.key_auth import read_key
-from farhand.protocol.names import validate_capability, validate_node_id
+from farhand.protocol.names import SEPARATOR, validate_capability, validate_node_id
 from farhand.protocol.redaction import OWN_PREFIXES
 from farhand.store.tables.access.tokens import Token, token_hash
 
@@ -83,11 +83,26 @@ class Credential(msgspec.Struct, frozen=True):
         names = [tool] if node_id is None else [f"{node_id}__{tool}", *([tool] if dotted else [])]
         return not self.tools or any(fnmatchcase(name, pattern) for name in names for pattern in self.tools)
 
+    def may_know(self, node_id: str) -> bool:
+        """Return whether its limits leave anything to use on a node; else it is not told of the node either."""
+        if self.pinned:
+            return True
+        if self.nodes and node_id not in self.nodes:
+            return False
+        return not self.tools or any(_may_name(pattern, node_id) for pattern in self.tools)
+
     def may(self, scope: Scope | tuple[Scope, ...]) -> bool:
         """Return whether it has one of the scopes; exec includes write, and write includes read."""
         if isinstance(scope, tuple):
             return any(self.may(one) for one in scope)
         return not self.scopes.isdisjoint(_INCLUDED_IN[scope])
+
+
+def _may_name(pattern: str, node_id: str) -> bool:
+    """Return whether a pattern of a token's tools can match a tool of a node."""
+    node, separator, _ = pattern.partition(SEPARATOR)
+    # Without a node, it matches the dotted names of plug-ins, which may run on any.
+    return fnmatchcase(node_id, node) if separator else any(character in pattern for character in "*?[.")
 
 
 _INCLUDED_IN: dict[Scope, frozenset[str]] = {

@@ -63,5 +63,7 @@ def message_budget(most_bytes: Callable[[], int] = lambda: 0) -> DailyBudget:
 
 
 def keyed_call_budget(most_bytes: Callable[[], int] = lambda: 0) -> DailyBudget:
-    """Limit calls with an idempotency key, which are kept for a day regardless of the history's size."""
-    return DailyBudget("calls with an idempotency key", "[retention] keyed_bytes_per_credential", most_bytes)
+    """Limit calls with an idempotency key and fan-outs, which are kept for a day regardless of the history's size."""
+    return DailyBudget(
+        "calls with an idempotency key and fan-outs", "[retention] keyed_bytes_per_credential", most_bytes
+    )

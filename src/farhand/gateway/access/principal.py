@@ -68,6 +68,10 @@ class Principal(msgspec.Struct, frozen=True, omit_defaults=True):
     def may(self, scope: Scope | tuple[Scope, ...]) -> bool:
         return all(credential.may(scope) for credential in self.credentials)
 
+    def may_know(self, node_id: str) -> bool:
+        """Return whether it may be told of a node."""
+        return all(credential.may_know(node_id) for credential in self.credentials)
+
     def reaches(self, node_id: str | None, tool: str, *, of_server: bool = False) -> bool:
         return all(credential.reaches(node_id, tool, of_server=of_server) for credential in self.credentials)
 

@@ -25,6 +25,7 @@ from farhand.store.tables.accounts.budgets import Limit, set_limits
 NARROW_SCOPES = frozenset({"read", "tools.read", "tools.write", "tools.exec"})
 
 OWNER_FILE = "token"
+MAX_LABEL = 200
 
 
 class Tokens:
@@ -74,6 +75,7 @@ class Tokens:
         With `public_key` the secret is empty: the node proves that it holds the private key. A caller's token expires
         no later than its maker. Raises ValueError for invalid settings, and if its maker has ended.
         """
+        check_label(label)
         for name in (*nodes, *(() if node_id is None else (node_id,))):
             validate_node_id(name)
         if (tools or nodes) and (node_id is not None or not set(scopes) <= NARROW_SCOPES):
@@ -158,6 +160,12 @@ class Tokens:
             revoke = partial(revoke_tokens, token_ids=[token.id], at=now)
             await self._journal.record(revoke, "token.revoked", token.id, facts)
         return removed
+
+
+def check_label(label: str) -> None:
+    """Raise ValueError for a label that is too long to be stored with each token."""
+    if len(label) > MAX_LABEL:
+        raise ValueError(f"a label has at most {MAX_LABEL} characters, this one has {len(label)}")
 
 
 def owner_token(home: Path) -> str:

@@ -18,6 +18,7 @@ from farhand.protocol.errors import InvalidArgs, NotAllowed
 from farhand.protocol.json_limits import plain_peer_error
 from farhand.protocol.messages import ToolRequest, encode
 from farhand.protocol.names import MAX_COMPARED_LENGTH, MAX_COMPARED_NAMES
+from farhand.protocol.version import MAX_NODE_ID_LENGTH
 from farhand.store.tables.calls import CallRecord
 from farhand.tools import trial
 
@@ -44,6 +45,13 @@ def allow(target: Target, principal: Principal) -> None:
     """Check that both the acting credential and the one it acts for may call a tool. Raises Denied."""
     for credential in principal.credentials:
         _allow(target, credential)
+
+
+def check_known(principal: Principal, node_id: str, tool: str = "") -> None:
+    """Raise Denied for a node beyond the limits of a principal, whether there is such a node or not."""
+    if not principal.may_know(node_id):
+        what = (tool or node_id)[:MAX_NODE_ID_LENGTH]
+        raise Denied(f"this credential does not include {what!r}; it is limited to some tools or nodes")
 
 
 def _allow(target: Target, credential: Credential) -> None:

@@ -21,7 +21,15 @@ from farhand.gateway.access.daily_budget import DailyBudget, keyed_call_budget
 from farhand.gateway.access.principal import Principal
 from farhand.gateway.access.secrets import Secrets
 from farhand.gateway.access.standing_approvals import StandingApprovals
-from farhand.gateway.calls.admission import Denied, allow, repeated_frame, request_frame, time_limit, unambiguous
+from farhand.gateway.calls.admission import (
+    Denied,
+    allow,
+    check_known,
+    repeated_frame,
+    request_frame,
+    time_limit,
+    unambiguous,
+)
 from farhand.gateway.calls.catalog import Catalog, SwitchedOff, Target, read_arguments
 from farhand.gateway.calls.charging import Charge, Meter, machines_of, nodes_of, wants_of
 from farhand.gateway.calls.command_input import allow_input
@@ -41,7 +49,7 @@ from farhand.protocol.calls import ToolCall, ToolFailure, ToolResult
 from farhand.protocol.canonical_json import canonical
 from farhand.protocol.errors import Failed, FarhandError, InvalidArgs, NotAllowed, ToolError
 from farhand.protocol.freeze import FreezeOrder, Frozen
-from farhand.protocol.names import NATIVE
+from farhand.protocol.names import NATIVE, split_tool
 from farhand.protocol.node_tools import NODE_TOOLS
 from farhand.protocol.redaction import KnownSecrets
 from farhand.store.ports import Store, StoreError, Tx
@@ -539,8 +547,8 @@ class Gate:
                 raise order.refusal()
             _check_names(call)
             call = resolved(msgspec.structs.replace(call, asker=call.asker or principal.asker.id))
-            target = self._catalog.find(call.tool, own) if before is None else self._catalog.find_known(call.tool)
             principal = self._policy_check.current(principal)
+            target = self._find(call.tool, own, principal, known=before is not None)
             allow(target, principal)
             call = self._catalog.checked(target, call)
             allow_input(target, call, principal)
@@ -602,6 +610,18 @@ class Gate:
         opened.read_only = target.spec is not None and target.spec.read_only and not promised
         self._lifecycle.admit(opened, timeout_ms / 1000)
         return opened
+
+    def _find(self, tool: str, own: Tool | None, principal: Principal, *, known: bool) -> Target:
+        """Return the tool that a name calls; `known`: also on a node that is offline. Raises ToolError, without a word
+        about nodes that are beyond the limits of the principal."""
+        try:
+            return self._catalog.find_known(tool) if known else self._catalog.find(tool, own)
+        except ToolError:
+            named = split_tool(tool)
+            away = [named[0]] if named else [one.card.node_id for one in self._node_registry.away_serving(tool)]
+            for node_id in away:
+                check_known(principal, node_id, tool)
+            raise
 
     async def _tried(self, call: ToolCall) -> CallRecord | None:
         """Return the call whose trial a call keeps, or whose trial is part of an approval."""

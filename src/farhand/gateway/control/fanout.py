@@ -17,16 +17,17 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from farhand.gateway.access.principal import Principal
-from farhand.gateway.calls.admission import MAX_TIMEOUT_MS
+from farhand.gateway.calls.admission import MAX_TIMEOUT_MS, check_known
 from farhand.gateway.calls.gate import Gate, IdempotencyConflict
 from farhand.gateway.calls.open_call import new_call_id, result_of
+from farhand.gateway.calls.refusals import ROW_BYTES
 from farhand.gateway.control.approvals import ApprovalRequested
 from farhand.gateway.nodes.registry import NodeRegistry
 from farhand.protocol.calls import NULL, ToolCall, ToolFailure
 from farhand.protocol.canonical_json import canonical
 from farhand.protocol.errors import Failed, InvalidArgs, NotFound
 from farhand.protocol.json_limits import check_value_count
-from farhand.protocol.names import SEPARATOR, join_tool
+from farhand.protocol.names import MAX_TOOL_NAME_CHARS, SEPARATOR, join_tool
 from farhand.protocol.redaction import KnownSecrets
 from farhand.store.ports import Store, StoreError, Tx
 from farhand.store.tables import fanouts
@@ -110,13 +111,15 @@ class FanOuts:
     async def begin(self, request: FanOutRequest, principal: Principal, key: str | None) -> FanOut:
         """Record a fan-out and start it. The same key again returns the same nodes with the results of their calls.
 
-        Raises InvalidArgs, NotFound for an unknown node or tag, IdempotencyConflict, StoreError; no call was made then.
+        Raises InvalidArgs, NotFound for an unknown node or tag, Denied for a node beyond the principal's limits,
+        OverBudget, IdempotencyConflict, StoreError; no call was made then.
         """
         check(request)
         if key is not None:  # arguments that differ only in formatting are the same request
             request = msgspec.structs.replace(request, args=msgspec.Raw(canonical(request.args)))
-        nodes = self._chosen(request.nodes)
+        nodes = self._chosen(request.nodes, principal)
         now = self._node_registry.clock()
+        self._gate.keyed_calls.take(principal.actor, sum(ROW_BYTES + len(node_id) for node_id in nodes), now)
         record = FanOutRecord(new_call_id(), request.tool, principal.id, nodes, now)
         made = {node_id: new_call_id() for node_id in nodes}
         asked = msgspec.structs.replace(request, stream=False, results=False)  # the form of the answer does not matter
@@ -144,25 +147,32 @@ class FanOuts:
         }
         return FanOut(self._gate, request, principal, group_id, call_ids, offline, key)
 
-    def _chosen(self, wanted: Sequence[str]) -> list[str]:
-        """Return the ids of the chosen nodes, each once, in the given order. Raises NotFound."""
+    def _chosen(self, wanted: Sequence[str], principal: Principal) -> list[str]:
+        """Return the ids of the chosen nodes, each once, in the given order. Raises NotFound, Denied.
+
+        A tag means no nodes beyond the limits of the principal.
+        """
         chosen: dict[str, None] = {}
+        nodes = self._node_registry.nodes
         for name in wanted:
-            if name.startswith(TAG) and name not in self._node_registry.nodes:
+            if name.startswith(TAG) and name not in nodes:
                 tag = name.removeprefix(TAG)
-                found = sorted(node_id for node_id, node in self._node_registry.nodes.items() if tag in node.tags)
+                found = sorted(one for one, node in nodes.items() if tag in node.tags and principal.may_know(one))
                 if not found:
-                    raise NotFound(f"no node has the tag {tag!r}; `farhand nodes` shows the tags of each")
+                    raise NotFound(f"no node has the tag {tag[:100]!r}; `farhand nodes` shows the tags of each")
                 chosen |= dict.fromkeys(found)
-            elif name in self._node_registry.nodes:
-                chosen[name] = None
-            else:
+                continue
+            check_known(principal, name)
+            if name not in nodes:
                 raise NotFound(self._node_registry.unknown(name))
+            chosen[name] = None
         return list(chosen)
 
 
 def check(request: FanOutRequest) -> None:
     """Raise InvalidArgs for an invalid request."""
+    if len(request.tool) > MAX_TOOL_NAME_CHARS:
+        raise InvalidArgs(f"no tool has a name of {len(request.tool)} characters; `farhand tools` lists what there is")
     if not request.tool or SEPARATOR in request.tool:
         raise InvalidArgs(
             f"tool must be named without its node, such as 'Bash', not {request.tool!r}; nodes says where it runs"

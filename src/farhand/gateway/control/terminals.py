@@ -17,6 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from farhand.gateway.access.principal import Principal
+from farhand.gateway.calls.admission import check_known
 from farhand.gateway.calls.charging import Meter
 from farhand.gateway.calls.gate import Gate
 from farhand.gateway.calls.open_call import OpenCall, new_call_id
@@ -95,7 +96,8 @@ class Terminals:
         rows: int = ROWS,
         idempotency_key: str | None = None,
     ) -> OpenCall:
-        """Begin the call that opens a terminal; its result is that of `Bash`. Raises NotFound, InvalidArgs."""
+        """Begin the call that opens a terminal; its result is that of `Bash`. Raises NotFound, InvalidArgs, Denied."""
+        check_known(principal, node)
         known = self._node_registry.nodes.get(node)
         if known is None:
             raise NotFound(self._node_registry.unknown(node))

@@ -34,6 +34,7 @@ from farhand.gateway.calls.catalog import Catalog, SwitchedOff
 from farhand.gateway.calls.gate import Gate
 from farhand.gateway.calls.open_call import NO_ERROR_GIVEN, new_call_id, result_of
 from farhand.gateway.calls.policy import Forbidden
+from farhand.gateway.calls.refusals import ROW_BYTES
 from farhand.gateway.control.approvals import ApprovalRequested
 from farhand.gateway.sessions.entries import entry_of, message_of
 from farhand.gateway.sessions.keys import MAIN, MAX_NAME, process_key
@@ -265,7 +266,8 @@ class Direct:
     async def _store_turn(self, turn: Turn) -> SessionRecord | None:
         """Store what the user said to a tool; return its session, or None if it is not stored (see `enter_chat`)."""
         now = self._clock()
-        self._budget.take(turn.credential, sum(len(text) for _, text in turn.messages), now)
+        # A chat without a word is stored, too.
+        self._budget.take(turn.credential, ROW_BYTES + sum(len(text) for _, text in turn.messages), now)
 
         def write(store: Tx) -> SessionRecord | None:
             new = SessionRecord(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, get_args
 
 import msgspec
 
+from farhand.gateway.access.credentials import Credential
 from farhand.gateway.sessions import keys as session_keys
 from farhand.llm.model import THINKING_LEVELS, Thinking
 from farhand.protocol.errors import InvalidArgs, NotFound
@@ -15,7 +16,7 @@ from farhand.store.tables.sessions import SessionRecord
 if TYPE_CHECKING:
     from farhand.gateway.sessions.sessions import Sessions
 
-Compact = Callable[["Sessions", SessionRecord], Awaitable[str]]
+Compact = Callable[["Sessions", SessionRecord, Credential], Awaitable[str]]
 
 HELP: Final = """\
 /new (/reset)    begin a new conversation; the old one stays in the history
@@ -69,8 +70,8 @@ def read(text: str) -> Command | None:
     return Command(name, words[1] if len(words) == 2 else "")
 
 
-async def obey(sessions: Sessions, key: str, command: Command, compact: Compact | None) -> str:
-    """Run a command and return its reply. Raises ToolError."""
+async def obey(sessions: Sessions, key: str, command: Command, asker: Credential, compact: Compact | None) -> str:
+    """Run a command on behalf of a credential and return its reply. Raises ToolError."""
     match command.name:
         case "new":
             await sessions.stop(key, "a new conversation was begun")
@@ -86,7 +87,7 @@ async def obey(sessions: Sessions, key: str, command: Command, compact: Compact 
                 raise InvalidArgs("a run is under way; /stop it first, or wait")
             if compact is None:
                 raise NotFound("this gateway cannot compact")
-            return await compact(sessions, await sessions.find(key))
+            return await compact(sessions, await sessions.find(key), asker)
         case "model":
             return await _model(sessions, key, command.argument)
         case "think":

@@ -20,7 +20,7 @@ from farhand.agent.tool_outcome import Outcome, cancelled
 from farhand.agent.tool_search import CORE, ToolCost, ToolShelf
 from farhand.agent.tools import AgentTool, Call, ToolList, Tools, WithClients
 from farhand.agent.transcript import interrupted, mend, unanswered
-from farhand.gateway.access.credentials import OWNER
+from farhand.gateway.access.credentials import OWNER, Credential
 from farhand.gateway.access.principal import Principal
 from farhand.gateway.calls.admission import offered_to
 from farhand.gateway.calls.pinning import Pinned, of_a_machine
@@ -137,8 +137,8 @@ class Turns:
         except NotConfigured as error:
             raise InvalidArgs(error.message) from None
 
-    def budgeted(self, model: Model, name: str, principal: Principal, session_key: str) -> Model:
-        """Return a model whose requests count against the budgets of a principal and a session."""
+    def budgeted(self, model: Model, name: str, principal: Principal, session_key: str | None) -> Model:
+        """Return a model whose requests count against the budgets of a principal and a session, if there is one."""
         budgets = self.services.gate.budgets
         return BudgetedModel(model, budgets, lambda: budgets.limits(principal, session_key), self.models.prices(name))
 
@@ -198,8 +198,8 @@ class Turns:
 
     # -- on request -------------------------------------------------------------------------------------
 
-    async def compact(self, sessions: Sessions, record: SessionRecord) -> str:
-        """Summarise the older part of a conversation now. Raises InvalidArgs, Frozen."""
+    async def compact(self, sessions: Sessions, record: SessionRecord, asker: Credential) -> str:
+        """Summarise the older part of a conversation now, on behalf of `asker`. Raises InvalidArgs, Frozen."""
         if self.services.gate.frozen is not None:
             raise self.services.gate.frozen.refusal()
         entries = await sessions.conversation(record)
@@ -208,7 +208,7 @@ class Turns:
         except NotConfigured as error:
             raise InvalidArgs(error.message) from None
         if not isinstance(model, ReplayModel):
-            agent = Principal.agent(record.agent_id, OWNER)
+            agent = Principal.agent(record.agent_id, asker)
             model = self.budgeted(model, self.model_name(record), agent, record.key)
         compactor = msgspec.structs.replace(self.compactor, keep=0.0)
         messages = [Message("system", ""), *mend([message_of(entry) for entry in entries])]

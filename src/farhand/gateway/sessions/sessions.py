@@ -24,6 +24,7 @@ from farhand.gateway.access.principal import Principal, encode_credential
 from farhand.gateway.calls.gate import IdempotencyConflict
 from farhand.gateway.calls.pinning import Pin
 from farhand.gateway.calls.policy_subject import VIA
+from farhand.gateway.calls.refusals import ROW_BYTES
 from farhand.gateway.sessions import client_tools as client_calls
 from farhand.gateway.sessions import commands
 from farhand.gateway.sessions import keys as session_keys
@@ -92,7 +93,7 @@ class Sessions:
         *,
         clock: Callable[[], int],
         dm_scope: DmScope = "main",
-        compact: Callable[[Sessions, SessionRecord], Awaitable[str]] | None = None,
+        compact: Callable[[Sessions, SessionRecord, Credential], Awaitable[str]] | None = None,
         describe_model: Callable[[SessionRecord], str] = lambda record: record.model or "",
         check_model: Callable[[str], str] = lambda name: name,
         freeze: Callable[[str, str], Awaitable[str]] | None = None,
@@ -172,7 +173,8 @@ class Sessions:
         if queue is not None and len(queue.waiting) >= MAX_QUEUED:
             raise Failed(f"{len(queue.waiting)} messages wait in session {session_keys.short(key)!r}; try again later")
         now = self._clock()
-        self.budget.take(credential, len(body) + sum(len(earlier.text) for earlier in history), now)
+        said_before = sum(len(earlier.text) for earlier in history)
+        self.budget.take(credential, ROW_BYTES + len(body) + said_before, now)
         record = RunRecord(
             id=run_id or self.new_id(),
             session_key=key,
@@ -597,7 +599,7 @@ class Sessions:
             if command.name == commands.FREEZE:
                 reply = await self._stop_everything(run, command.argument)
             else:
-                reply = await commands.obey(self, run.session_key, command, self._compact)
+                reply = await commands.obey(self, run.session_key, command, run.asker, self._compact)
             outcome = RunOutcome(run.id, run.session_key, RunState.OK, reply)
         except ToolError as error:
             outcome = run.failed(error.kind.value, error.message)

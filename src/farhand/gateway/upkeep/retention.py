@@ -149,7 +149,7 @@ class HistoryRetention(PeriodicTask):
             freed += await self._database.write(partial(pruning.apply, batch=batch, now=now), durable=False)
             await asyncio.sleep(max(PAUSE_SECONDS, time.monotonic() - began))
         if freed:
-            await self._database.write(lambda store: pruning.forget_fanouts(store, before), durable=False)
+            await self._database.write(partial(pruning.forget_fanouts, now=now), durable=False)
             log.info("pruned %d bytes of history", freed)
         return freed
 

@@ -206,7 +206,9 @@ def apply(tx: Tx, batch: Batch, now: int) -> int:
     return batch.freed
 
 
-def forget_fanouts(tx: Tx, before: int) -> None:
-    """Delete fan-outs that began before a time."""
+def forget_fanouts(tx: Tx, now: int) -> None:
+    """Delete fan-outs whose events were removed, unless they can still be repeated by their idempotency keys."""
+    done = checkpoint(tx)
+    before = 0 if done is None else min(done.until, now - IDEMPOTENCY_MS)
     tx.execute("DELETE FROM fanout_calls WHERE fanout IN (SELECT id FROM fanouts WHERE created_at < ?)", (before,))
     tx.execute("DELETE FROM fanouts WHERE created_at < ?", (before,))

@@ -239,12 +239,12 @@ class SessionRoutes:
         return {"prompt_tokens": budget.prompt, "tools": budget.tools, "total_tokens": budget.total}
 
     @route("POST /v1/models/check", Scope.CHAT, "Ask the default model, or another in the settings, a short question.")
-    async def check(self, _request: Request, wanted: ModelCheck) -> ProbeResult:
+    async def check(self, request: Request, wanted: ModelCheck) -> ProbeResult:
         try:
             model = self._turns.models.chosen(wanted.model)
         except NotConfigured as error:
             return ProbeResult(ok=False, model=wanted.model, seconds=0.0, error=str(error))
-        return await probe(model)
+        return await probe(self._turns.budgeted(model, wanted.model, request.principal, None))
 
     def _view(self, record: SessionRecord, activity: Mapping[str, tuple[str | None, int]]) -> dict[str, Any]:
         run_id, waiting = activity.get(record.key, (None, 0))
