@@ -9,10 +9,10 @@ from pathlib import Path
 
 from farhand.config import SandboxSection
 from farhand.machine.files.files import Files
-from farhand.machine.sandbox.confinement import Confinement, Mount, SandboxError, Steering
+from farhand.machine.sandbox.confinement import Confinement, Mount, SandboxError, Steering, changeable_folders
 from farhand.machine.sandbox.egress import EgressProxy, NetworkRule
 from farhand.machine.sandbox.host_commands import HostCommands
-from farhand.machine.sandbox.levels import ChosenSandbox, SandboxPlan, sandbox_of_trials
+from farhand.machine.sandbox.levels import ChosenSandbox, SandboxPlan, refuse_own_program, sandbox_of_trials
 from farhand.machine.sandbox.resources import RESOURCES, AppliedLimits, apply_limits
 from farhand.machine.sandbox.trials import Trials
 from farhand.protocol.errors import Failed
@@ -51,8 +51,11 @@ def sandbox_plan(
     )
 
 
-def host_commands(section: SandboxSection, home: Path) -> HostCommands | None:
-    """Return the way to the host, if the settings name commands that take it."""
+def host_commands(section: SandboxSection, home: Path, changeable: tuple[str, ...] = ()) -> HostCommands | None:
+    """Return the way to the host, if the settings name commands that take it.
+
+    `changeable`: the folders that commands in the sandbox may change.
+    """
     if not section.host_commands:
         return None
     return HostCommands(
@@ -62,6 +65,7 @@ def host_commands(section: SandboxSection, home: Path) -> HostCommands | None:
         user=section.ssh_user,
         key=section.ssh_key or str(home / "keys" / "host_ed25519"),
         known_hosts=section.ssh_known_hosts or str(home / "keys" / "known_hosts"),
+        changeable=changeable,
     )
 
 
@@ -164,7 +168,9 @@ class LiveConfinement:
         )
         if plan.egress:
             self._proxy.listen(self._loop)
-        return ChosenSandbox(plan), host_commands(section, self._home)
+        changeable = changeable_folders(plan.workspace, plan.mounts)
+        refuse_own_program(changeable)
+        return ChosenSandbox(plan), host_commands(section, self._home, changeable)
 
     def _change(self, section: SandboxSection) -> None:
         try:

@@ -20,6 +20,7 @@ from farhand.machine.sandbox.levels import (
     ChosenSandbox,
     SandboxPlan,
     places,
+    refuse_own_program,
     sandbox_of_trials,
     writable_mounts,
 )
@@ -114,6 +115,11 @@ async def confine(
         shown = {"sandbox": NONE}
         return NodeConfinement(settings, holds.limits, folders, shown, _trials(plan, folders), settings.close)
     refuse_reachable_home(holds.root, home, commands=holds.sandbox != NONE)
+    if not holds.read_only:
+        try:
+            refuse_own_program(holds.root)
+        except SandboxError as error:
+            raise FarhandError(f"this node cannot start: {error}") from None
     rule = holds.network_rule
     credentials, proxy = None, None
     if rule.kind in ("local", "allow"):

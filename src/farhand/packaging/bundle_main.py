@@ -33,7 +33,8 @@ def main() -> None:
             unpack(archive, place)
     check_owner(place)
     python = str(place / "bin" / PYTHON)
-    os.execv(python, [python, "-m", "farhand", *sys.argv[1:]])  # noqa: S606
+    # -P: the current folder may be a lent one, and no program in it is to be taken for Farhand.
+    os.execv(python, [python, "-P", "-m", "farhand", *sys.argv[1:]])  # noqa: S606
 
 
 def data_folder() -> Path:
@@ -62,7 +63,7 @@ def unpack(archive: zipfile.ZipFile, place: Path) -> None:
         (beside / "pyvenv.cfg").write_text(f"home = {own.parent}\ninclude-system-site-packages = false\n")
         program = programs / "farhand"
         # The path may contain blanks, which a `#!` line cannot.
-        program.write_text(f'#!/bin/sh\nexec "$(dirname "$(readlink -f "$0")")/{PYTHON}" -m farhand "$@"\n')
+        program.write_text(f'#!/bin/sh\nexec "$(dirname "$(readlink -f "$0")")/{PYTHON}" -P -m farhand "$@"\n')
         program.chmod(0o700)
         beside.rename(place)
     except OSError:

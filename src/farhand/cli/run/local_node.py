@@ -32,7 +32,8 @@ class LocalNode:
         self._secret = new_secret("fhn")  # dies with the gateway
         gateway.admit_node(node_id, self._secret)
         workspace.mkdir(parents=True, exist_ok=True)
-        self._command = [sys.executable, "-m", "farhand", "node", "--gateway", gateway.url, "--id", node_id]
+        # -P: the current folder may be the workspace, and no program in it is to be taken for Farhand.
+        self._command = [sys.executable, "-P", "-m", "farhand", "node", "--gateway", gateway.url, "--id", node_id]
         self._command += ["--workspace", str(workspace.absolute()), "--home", str(home)]
         self._command += ["--token-stdin", "--with-parent", str(os.getpid())]
         self._command += ["--pinned-cert", certificate] if certificate else []

@@ -98,4 +98,4 @@ def _path(path: Path) -> str:
 
 
 def farhand_command(python: str, arguments: Sequence[str]) -> tuple[str, ...]:
-    return (python, "-m", "farhand", *arguments)
+    return (python, "-P", "-m", "farhand", *arguments)

@@ -53,7 +53,7 @@ def find_installation(prefix: Path) -> Installation:
     if (prefix / "conda-meta").is_dir() or sys.prefix == sys.base_prefix:
         advice = f"run `{sys.executable} -m pip install --upgrade {PACKAGE}` if you installed it that way"
         return Installation("system", None, None, advice)
-    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check")
+    pip = (sys.executable, "-P", "-m", "pip", "--disable-pip-version-check")
     return Installation("pip", (*pip, "install", "--upgrade", PACKAGE), (*pip, "uninstall", "--yes", PACKAGE))
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import pwd
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -15,7 +14,15 @@ import msgspec
 
 from farhand.machine.files import steering_files
 from farhand.machine.jobs.process_tree import COOKIE
-from farhand.machine.sandbox.confinement import Mount, SandboxError, Steering, probe, writable_entries
+from farhand.machine.programs import find_program
+from farhand.machine.sandbox.confinement import (
+    Mount,
+    SandboxError,
+    Steering,
+    changeable_folders,
+    probe,
+    writable_entries,
+)
 from farhand.machine.sandbox.launch import EGRESS_SOCKET, LAUNCHER, Launch, interpreter_folder
 from farhand.machine.sandbox.system_view import ETC, contains, variables
 from farhand.protocol.errors import Failed, NotAllowed
@@ -96,7 +103,7 @@ class Sandbox:
         """
         if may_steer is None:
             may_steer = steering_files.allowed.get()
-        program = shutil.which("bwrap")
+        program = find_program("bwrap", changeable_folders(self.workspace, self.mounts))
         if program is None:
             raise Failed("sandbox: the program 'bwrap' is missing; install bubblewrap; the command did not run")
         other = self.identity if self.identity is not None and self.identity[0] != os.geteuid() else None

@@ -102,6 +102,11 @@ def probe(words: Sequence[str]) -> None:
         raise Failed(f"sandbox: this machine cannot give it: {said}; the command did not run")
 
 
+def changeable_folders(workspace: str, mounts: Sequence[Mount]) -> tuple[str, ...]:
+    """Return the folders of the machine that commands may change."""
+    return (workspace, *(mount.host for mount in mounts if mount.writable))
+
+
 def writable_entries(workspace: str, mounts: Sequence[Mount]) -> list[str]:
     """Return the paths in a workspace that a command may change which may not steer the agent."""
     entries = sorted(os.scandir(workspace), key=lambda entry: (not entry.is_dir(), entry.name))

@@ -51,6 +51,8 @@ _CONNECT_SECONDS: Final = 15.0
 _HEAD_SECONDS: Final = 30.0
 _BUFFER: Final = 64 * 1024
 _BACKLOG: Final = 128
+# Connections at once. Each takes two open files, and commands must not use up those of this program.
+MOST_CONNECTIONS: Final = 200
 _HOP_HEADERS: Final = frozenset(
     {"proxy-connection", "proxy-authorization", "connection", "keep-alive", "upgrade", "te"}
 )
@@ -140,6 +142,7 @@ class EgressProxy:
         self._listener: socket.socket | None = None
         self._starting: concurrent.futures.Future[None] | None = None
         self._server: asyncio.Server | None = None
+        self._open = 0
 
     def listen(self, loop: asyncio.AbstractEventLoop) -> None:
         """Listen, from any thread, and serve in `loop`. It does nothing if it listens already. The caller closes it.
@@ -175,7 +178,10 @@ class EgressProxy:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         target = "?"
+        self._open += 1
         try:
+            if self._open > MOST_CONNECTIONS:
+                raise EgressRefused("503 Service Unavailable", f"commands have {MOST_CONNECTIONS} connections already")
             async with asyncio.timeout(_HEAD_SECONDS):
                 head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
             method, target, first = _read_head(head)
@@ -199,9 +205,12 @@ class EgressProxy:
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass
         finally:
-            with contextlib.suppress(OSError):
-                await writer.drain()
-            writer.close()
+            try:
+                with contextlib.suppress(OSError):
+                    await writer.drain()
+            finally:
+                self._open -= 1
+                writer.close()
 
     async def _serve_with(
         self,

