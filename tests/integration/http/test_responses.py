@@ -65,6 +65,23 @@ def called(response: Response) -> ResponseFunctionToolCall:
     return call
 
 
+def test_a_repeated_key_gets_the_first_answer(house: House, client: openai.OpenAI, word: str) -> None:
+    house.script(word, text("once"))
+    headers = {"Idempotency-Key": word}
+    asked: Any = {"model": "farhand", "input": f"{word} do it"}
+    first, again = (client.responses.create(**asked, extra_headers=headers) for _ in range(2))
+    assert first.output_text == again.output_text == "once" and first.id == again.id
+    with pytest.raises(openai.ConflictError):
+        client.responses.create(model="farhand", input=f"{word} another", extra_headers=headers)
+    house.script(f"{word}-chat", text("twice"))
+    said: Any = [{"role": "user", "content": "hello"}, {"role": "user", "content": f"{word}-chat"}]
+    headers = {"Idempotency-Key": f"{word}-chat"}
+    one, two = (client.chat.completions.create(model="farhand", messages=said, extra_headers=headers) for _ in range(2))
+    assert one.choices[0].message.content == two.choices[0].message.content == "twice" and one.id == two.id
+    with pytest.raises(openai.ConflictError):
+        client.chat.completions.create(model="farhand", messages=said[1:], extra_headers=headers)
+
+
 # -- one answer -----------------------------------------------------------------------------------------------
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 from functools import partial
 from typing import Any, Final
+
+import msgspec
 
 from farhand.agent.transcript import unanswered
 from farhand.api.openai.request import PRODUCT, ChatRequest, conversation, options, refuse_strangers
@@ -55,7 +58,10 @@ class AgentRuns:
         run_id = str(uuid.uuid4())
         before = (*earlier, *said.before)
         with problems():
-            key = self._key(named, agent, wanted.model) if named else session_keys.once_key(agent, run_id)
+            if named:
+                key = self._key(named, agent, wanted.model)
+            else:
+                key = session_keys.once_key(agent, _conversation_id(request, before) or run_id)
             if said.answers:
                 refuse_strangers(said.answers, await self._sessions.open_calls(key) if named else unanswered(before))
             return await self._sessions.send(
@@ -118,6 +124,14 @@ class AgentRuns:
         if name.startswith("agent:"):
             raise InvalidArgs(f"session {name!r} belongs to another agent than the model {model!r} names")
         return self._sessions.canonical(f"agent:{agent}:{name}")
+
+
+def _conversation_id(request: Request, before: Sequence[Message]) -> str | None:
+    """Return an id that a repeated request with the same idempotency key has too; None without a key."""
+    if request.idempotency_key is None:
+        return None
+    parts = (request.credential.id, request.path, request.idempotency_key, before)
+    return str(uuid.UUID(bytes=hashlib.sha256(msgspec.json.encode(parts)).digest()[:16]))
 
 
 def model_view(name: str) -> dict[str, Any]:
