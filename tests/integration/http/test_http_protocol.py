@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import time
@@ -153,8 +154,10 @@ def test_nothing_is_read_after_a_request_for_another_protocol(shared_gateway: Ga
     with Raw(shared_gateway) as line:
         first = head(shared_gateway, "GET /version HTTP/1.1", "Connection: Upgrade", "Upgrade: h2c")
         line.send(first + head(shared_gateway, "POST /v1/tools/invoke HTTP/1.1", "Content-Length: 100"))
-        line.send(head(shared_gateway, "GET /v1/tokens HTTP/1.1"))
-        assert line.rest().count(b"HTTP/1.1 ") == 1
+        assert line.answer()[0].startswith(b"HTTP/1.1 200")
+        with contextlib.suppress(ConnectionError):  # the gateway has closed the connection, or is about to
+            line.send(head(shared_gateway, "GET /v1/tokens HTTP/1.1"))
+            assert line.rest() == b""
 
 
 def test_a_request_in_place_of_a_refused_body_is_not_taken_for_it(shared_gateway: GatewayProcess) -> None:
