@@ -113,7 +113,7 @@ def repeat_ends() -> None:
                 record, state=CallState.UNKNOWN, result=None, ended_at=(record.ended_at or 0) + 1
             )
             end = msgspec.structs.replace(ending.end, record=other)
-            self._write([], [msgspec.structs.replace(ending, end=end)], durable=True)
+            self._write([], [msgspec.structs.replace(ending, end=end)])
 
     Recorder._ended = replaced  # type: ignore[method-assign]
 

@@ -1,14 +1,13 @@
 """Records calls: their start before they are sent, their end before anyone is notified.
 
-Calls that arrive while the store is busy form a group, which one operation writes with a few statements. The more calls
-there are, the larger the groups.
+Calls that arrive while a group is being written form the next group, which one operation writes with a few statements.
+The more calls there are, the larger the groups.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Final, Literal
@@ -69,33 +68,8 @@ class _Ending(msgspec.Struct, frozen=True, gc=False):
     end: CallEnd
     # The node that keeps the result until it is acknowledged.
     connection: Connection | None
-
-
-class _Group:
-    """The calls that one operation of the store writes: all that are added until it runs, in the writer thread."""
-
-    def __init__(self, begins: list[_Begin], ends: list[_Ending]) -> None:
-        self.begins = begins
-        self.ends = ends
-        self._running = False
-        self._lock = threading.Lock()
-
-    def add(self, one: _Begin | _Ending) -> bool:
-        """Add a call; return False if it is too late."""
-        with self._lock:
-            if not self._running:
-                self.begins.append(one) if isinstance(one, _Begin) else self.ends.append(one)
-            return not self._running
-
-    def store(self, tx: Tx) -> None:
-        with self._lock:
-            self._running = True
-        store_calls(tx, self.begins, [ending.end for ending in self.ends])
-
-    def failed(self) -> None:
-        """Accept no more calls: the operation may not have run."""
-        with self._lock:
-            self._running = True
+    # It has to be on disk before anyone hears of it.
+    durable: bool
 
 
 class Recorder:
@@ -106,9 +80,12 @@ class Recorder:
         connection passed to `end` and the error."""
         self._store = store
         self._recorded = recorded
-        # The newest group whose commit must be durable, and the newest other one.
-        self._durable: _Group | None = None
-        self._plain: _Group | None = None
+        # What is written next.
+        self._begins: list[_Begin] = []
+        self._ends: list[_Ending] = []
+        self._scheduled = False
+        # The number of operations that are being written.
+        self._writing = 0
         # Looking it up takes a system call.
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
@@ -126,7 +103,8 @@ class Recorder:
         """
         self._loop = self._loop or asyncio.get_running_loop()
         future: asyncio.Future[None] = self._loop.create_future()
-        self._add(_Begin(record, future, socket, take), durable=True)
+        self._begins.append(_Begin(record, future, socket, take))
+        self._schedule()
         return future
 
     def end(self, opened: OpenCall, record: CallRecord, connection: Connection | None, release_key: bool) -> None:
@@ -138,7 +116,8 @@ class Recorder:
         # changes nothing can be repeated. Any other end has to be on disk before anyone hears of it.
         kept_by_node = connection is not None and connection.resume is not None
         end = CallEnd(record, stored_as, release_key, opened.charge is not None, opened.receipt)
-        self._add(_Ending(opened, end, connection), durable=not opened.read_only and not kept_by_node)
+        self._ends.append(_Ending(opened, end, connection, not opened.read_only and not kept_by_node))
+        self._schedule()
 
     def late(self, connection: Connection, response: ToolResponse, now: int) -> None:
         """Add an answer to a call that has ended to the journal, if the record lacks it, and acknowledge it."""
@@ -181,39 +160,42 @@ class Recorder:
 
     # -- writing ----------------------------------------------------------------------------------------
 
-    def _add(self, one: _Begin | _Ending, durable: bool) -> None:
-        """Add a call to the group that is written next."""
-        group = self._durable if durable else self._plain
-        if group is not None and group.add(one):
-            return
-        group = self._write([one], [], durable) if isinstance(one, _Begin) else self._write([], [one], durable)
-        if durable:
-            self._durable = group
-        else:
-            self._plain = group
+    def _schedule(self) -> None:
+        if not self._scheduled and not self._writing:
+            self._scheduled = True
+            self._loop = self._loop or asyncio.get_running_loop()
+            self._loop.call_soon(self._write_gathered)
 
-    def _write(self, begins: list[_Begin], ends: list[_Ending], durable: bool) -> _Group:
-        group = _Group(begins, ends)
-        written = self._store.write(group.store, durable=durable)
-        written.add_done_callback(partial(self._written, group, durable))
-        return group
+    def _write_gathered(self) -> None:
+        self._scheduled = False
+        if self._begins or self._ends:
+            begins, self._begins = self._begins, []
+            ends, self._ends = self._ends, []
+            self._write(begins, ends)
 
-    def _written(self, group: _Group, durable: bool, written: asyncio.Future[None]) -> None:
+    def _write(self, begins: list[_Begin], ends: list[_Ending]) -> None:
+        self._writing += 1
+        operation = partial(store_calls, begins=begins, ends=[ending.end for ending in ends])
+        written = self._store.write(operation, durable=bool(begins) or any(ending.durable for ending in ends))
+        written.add_done_callback(partial(self._written, begins, ends))
+
+    def _written(self, begins: list[_Begin], ends: list[_Ending], written: asyncio.Future[None]) -> None:
+        self._writing -= 1
         error = written.exception()
-        if error is not None:
-            group.failed()
-            if not isinstance(error, EngineError) and len(group.begins) + len(group.ends) > 1:
-                # One of them is to blame.
-                for begin in group.begins:
-                    self._write([begin], [], durable)
-                for ending in group.ends:
-                    self._write([], [ending], durable)
-                return
-        for begin in group.begins:
+        if error is not None and not isinstance(error, EngineError) and len(begins) + len(ends) > 1:
+            # One of them is to blame.
+            for begin in begins:
+                self._write([begin], [])
+            for ending in ends:
+                self._write([], [ending])
+            return
+        for begin in begins:
             if not begin.future.done():
                 begin.future.set_result(None) if error is None else begin.future.set_exception(error)
-        for ending in group.ends:
+        for ending in ends:
             self._ended(ending, error)
+        if not self._writing:
+            self._write_gathered()
 
     def _ended(self, ending: _Ending, error: BaseException | None) -> None:
         try:
@@ -224,7 +206,7 @@ class Recorder:
             call_id = ending.end.record.id
             log.error("failed to store the end of call %s, retrying in %g s: %s", call_id, RETRY_SECONDS, error)
             if not self._closed:
-                asyncio.get_running_loop().call_later(RETRY_SECONDS, self._write, [], [ending], True)
+                asyncio.get_running_loop().call_later(RETRY_SECONDS, self._write, [], [ending])
 
     def _send_acks(self, connection: Connection) -> None:
         call_ids = self._acks.pop(connection, None)
