@@ -133,7 +133,7 @@ def test_a_node_that_lends_a_folder_confines_its_terminals(gateway: GatewayProce
             viewer.type("sleep 1000 && echo slept\r")
             viewer.sees("sleep 1000 &&")
             viewer.type(b"\x03")
-            viewer.type("cat /proc/[0-9]*/cmdline | tr '\\0' ' '; echo se''en\r")
+            viewer.type("cat /proc/[0-9]*/cmdline | tr '\\0' ' '; echo; echo se''en\r")
             viewer.sees("seen")
             assert str(gateway.home).encode() not in viewer.output
             viewer.type("exit 3\r")
