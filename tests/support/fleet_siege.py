@@ -437,11 +437,15 @@ class Traffic:
 
     def _with_key(self, chance: random.Random, name: str, body: dict[str, Any]) -> str:
         """Ask for a call until there is an answer: with the key, it is made once however often it is asked for."""
+        answered = True
         while True:
             what = self._tried(chance.choice(self._fleet), name, body, {"Idempotency-Key": f"key-{name}"})
-            over = what == "ok" if self._balanced else name in self.ids
-            if over or self._stop.is_set():
-                return "unknown" if what == "no answer" else what
+            if what == "ok" if self._balanced else name in self.ids:
+                return what
+            # An attempt without an answer may have begun the call, whatever a later one is told.
+            answered = answered and what != "no answer"
+            if self._stop.is_set():
+                return what if answered else "unknown"
             time.sleep(0.1)
 
     def _waits(self, chance: random.Random, name: str, body: dict[str, Any]) -> str:

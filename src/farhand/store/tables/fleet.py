@@ -207,7 +207,8 @@ def open_on_link(tx: Tx, call_ids: Sequence[str], node: str, socket: str) -> set
 
 def begin_fenced(tx: Tx, records: Sequence[CallRecord], sockets: Iterable[str | None]) -> None:
     """Store new calls whose frames are about to go to these connections. Raises LinkMoved."""
-    for record, socket in zip(records, sockets, strict=True):
-        if socket is not None and record.node_id is not None:
-            check_link(tx, record.node_id, socket)
+    links = {(record.node_id, socket) for record, socket in zip(records, sockets, strict=True)}
+    for node, socket in links:
+        if socket is not None and node is not None:
+            check_link(tx, node, socket)
     begin_all(tx, records)
