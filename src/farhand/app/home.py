@@ -112,7 +112,9 @@ async def check_objects(objects: Objects, url: str) -> None:
     except TimeoutError:
         raise FarhandError(f"cannot reach the objects {url}: no answer within {OBJECTS_SECONDS:g} s") from None
     except ToolError as error:
-        raise FarhandError(f"cannot reach the objects {url}: {error.message}") from None
+        raise FarhandError(
+            f"cannot reach the objects {url}: {error.message}; check [objects] url, endpoint, region and keys"
+        ) from None
 
 
 def _gateway_id(store: Any) -> str:
