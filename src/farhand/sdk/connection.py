@@ -111,6 +111,12 @@ class GatewayLink(picows.WSListener):
         except TimeoutError:
             _hang_up(dialled)
             raise LinkLost(f"no connection within {CONNECT_SECONDS:.0f} s") from None
+        except socket.gaierror as error:
+            raise LinkLost(
+                f"the host name cannot be resolved ({error.strerror}); check the gateway's address"
+            ) from None
+        except ConnectionRefusedError:
+            raise LinkLost("connection refused; check the port, and that the gateway is running") from None
         except (OSError, picows.WSError) as error:
             raise LinkLost(str(error) or type(error).__name__) from None
         if link is None:  # lost in the middle of the handshake

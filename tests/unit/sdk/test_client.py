@@ -184,6 +184,15 @@ def test_the_token_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     run()
 
 
+@pytest.mark.parametrize(
+    ("host", "hint"), [("gateway.invalid", "check the gateway's address"), ("127.0.0.1", "check the port")]
+)
+def test_a_gateway_that_cannot_be_reached_is_named_with_a_remedy(host: str, hint: str) -> None:
+    client = NodeClient(f"ws://{host}:1/v1/nodes/ws", "t", reconnect_backoff=ReconnectBackoff(0.01, 0.01, 1, 1))
+    with pytest.raises(ReconnectExhausted, match=hint):
+        asyncio.run(client.run(ToolRegistry()))
+
+
 @asynchronous
 async def test_a_name_with_several_addresses_is_tried_in_turn() -> None:
     """`localhost` is ::1 first on many machines, and a gateway listens on 127.0.0.1."""
