@@ -92,7 +92,7 @@ def _run_gateway(options: dict[str, Any], workspace: str | None, *, with_node: b
             click.echo(
                 f"farhand ready on {gateway.url}\n"
                 f"  console   {_sign_in_link(gateway) or 'run `farhand console` for a sign-in link'}\n"
-                "  add a machine: `farhand node pair` prints a line to paste there"
+                "  add a machine: `farhand node pair` prints a command to run on it"
             )
         if with_node:
             local = LocalNode(gateway, home, gateway.workspace, section.tls_cert or None)
