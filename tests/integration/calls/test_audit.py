@@ -216,7 +216,7 @@ def seal_again(tx: SqliteTx) -> None:
 
 
 def test_who_writes_the_database_alone_cannot_seal_it_again(home: Path) -> None:
-    """Every row sealed anew, after a change, by somebody who has the program and the database, but not the key."""
+    """Reseal every row after a change, as an attacker with the program and the database, but without the key, would."""
     change(home, "UPDATE calls SET result = x'7b7d' WHERE seq = 1")
     connection = apsw.Connection(str(home / "farhand.db"))
     (home / "forger").mkdir()
@@ -362,7 +362,7 @@ def test_a_damaged_store_that_was_set_aside_is_no_fault(tmp_path: Path) -> None:
     gateway.start()
     gateway.stop()
     report = checked(gateway.home)
-    assert report.ok and any("began anew" in note.message for note in report.notes), report
+    assert report.ok and any("an empty store took its place" in note.message for note in report.notes), report
 
 
 def test_a_store_from_before_the_first_release_is_refused_and_left_alone(tmp_path: Path) -> None:

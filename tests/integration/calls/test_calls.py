@@ -371,7 +371,7 @@ def test_hang_up_of_the_client_reaches_the_node(shared_gateway: GatewayProcess, 
     send_and_leave(shared_gateway, body, lambda: len(worker.started()) > before)
     call_id = worker.started(before + 1)[-1]
     found = ended(shared_gateway, call_id)
-    assert found["state"] == "cancelled" and "hung up" in found["error"]["message"]
+    assert found["state"] == "cancelled" and "disconnected" in found["error"]["message"]
     assert worker.steps(call_id) == ["start", "cancel"]
 
 

@@ -76,9 +76,9 @@ def test_no_call_begins_and_the_refusal_says_since_when_by_whom_why_and_how_to_l
     gateway: GatewayProcess, hand: NodeProcess
 ) -> None:
     answer = freeze(gateway, "it mails\neverybody")
-    assert answer["frozen"] is True and answer["by"] == "owner" and answer["reason"] == "it mails everybody"
+    assert answer["frozen"] is True and answer["by"] == "owner" and answer["reason"] == "it emails everyone"
     said = refused(gateway.invoke("hand__Bash", {"command": "touch ran"}))
-    assert "UTC by owner: it mails everybody" in said and "`farhand thaw`" in said
+    assert "UTC by owner: it emails everyone" in said and "`farhand thaw`" in said
     refused(gateway.invoke("hand__Read", {"path": "x"}))
     refused(gateway.invoke("gsv__ReadFile", {"path": "SOUL.md"}))
     refused(gateway.invoke("gsv__WriteFile", {"path": "a.txt", "content": "x"}))

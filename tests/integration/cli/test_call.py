@@ -158,7 +158,7 @@ def test_ctrl_c_cancels_the_call_at_the_gateway(
         assert (out, err) == ("", "farhand: interrupted; the gateway cancels the call\n")
     wait_until(lambda: not running(), what="the call ends")
     ended = shared_gateway.get(f"/v1/calls/{record['id']}")
-    assert ended["state"] == "cancelled" and "hung up" in ended["error"]["message"]
+    assert ended["state"] == "cancelled" and "disconnected" in ended["error"]["message"]
 
 
 def test_ctrl_c_leaves_a_call_with_an_idempotency_key_running(

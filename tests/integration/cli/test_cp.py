@@ -326,7 +326,7 @@ def test_a_folder_that_meets_a_file_there_is_found_out_before_anything_is_sent(
     (tmp_path / "meet" / "z" / "q").write_text("q")
     (node.workspace / "met" / "meet").mkdir(parents=True)
     (node.workspace / "met" / "meet" / "z").write_text("file")
-    assert "is a file there" in refused(node, "meet", "box:met", cwd=tmp_path)
+    assert "is a file, and the source is a folder" in refused(node, "meet", "box:met", cwd=tmp_path)
     assert [path.name for path in (node.workspace / "met" / "meet").iterdir()] == ["z"]
     assert "is a file" in refused(node, "meet", "box:met/meet/z", cwd=tmp_path)
 

@@ -270,7 +270,7 @@ def test_hanging_up_ends_the_tree_and_says_what_was_ended(shared_gateway: Gatewa
         [running] = shared_gateway.get("/v1/calls?state=running&tool=hands__Bash")["calls"]
     record = hands.end_of(running["id"])
     assert (record["state"], record["error"]["kind"]) == ("cancelled", "cancelled")
-    assert "hung up" in record["error"]["message"] and tells_what_was_ended(record["error"]["message"]), record
+    assert "disconnected" in record["error"]["message"] and tells_what_was_ended(record["error"]["message"]), record
     tree.gone()
 
 

@@ -70,7 +70,7 @@ def test_a_new_plug_in_runs_reloads_and_passes_its_tests(gateway: GatewayProcess
     )
     assert tested.returncode == 0, tested.stdout
     again = farhand(gateway, "plugin", "new", "greeter", cwd=tmp_path)
-    assert again.wait(60) == 1 and again.stderr is not None and "exists already" in again.stderr.read()
+    assert again.wait(60) == 1 and again.stderr is not None and "already exists" in again.stderr.read()
 
     dev = farhand(gateway, "plugin", "dev", str(program))
     try:

@@ -115,7 +115,9 @@ def test_what_the_machine_cannot_give_is_refused_and_nothing_runs(
     (broken / "bwrap").write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2; exit 1\n")
     (broken / "bwrap").chmod(0o755)
     monkeypatch.setenv("PATH", str(broken))
-    with pytest.raises(Failed, match=r"cannot give it: bwrap: No permissions .*; the command did not run"):
+    with pytest.raises(
+        Failed, match=r"does not work on this machine: bwrap: No permissions .*; the command did not run"
+    ):
         Sandbox(workspace).check()
     (broken / "bwrap").unlink()
     with pytest.raises(Failed, match="'bwrap' is missing"):
