@@ -51,7 +51,7 @@ class Corrupting(Proxy):
         return data[:place] + bytes([data[place] ^ (1 << self._random.randrange(8))]) + data[place + 1 :]
 
 
-def test_p3_p9_a_link_that_corrupts_repeats_nothing_and_hurts_nobody_else(
+def test_p3_p9_a_link_that_corrupts_repeats_nothing_and_does_not_affect_others(
     gateway: GatewayProcess, tmp_path: Path
 ) -> None:
     rounds = 400 if LONG else 30
@@ -206,7 +206,7 @@ HOSTILE: list[Any] = [
 ]
 
 
-def test_p9_hostile_peers_answer_for_nobody_and_hold_nobody_up(gateway: GatewayProcess) -> None:
+def test_p9_hostile_peers_answer_no_other_calls_and_do_not_block_others(gateway: GatewayProcess) -> None:
     """Beside a node that works, one says what it likes, before and after its hello, with the id of the other's call."""
 
     tokens = {
@@ -244,7 +244,7 @@ def test_p9_hostile_peers_answer_for_nobody_and_hold_nobody_up(gateway: GatewayP
     assert resident(gateway) < 512 * 1024 * 1024
 
 
-def test_p9_p10_readers_that_do_not_read_cost_little_and_hold_nobody_up(
+def test_p9_p10_readers_that_do_not_read_cost_little_and_do_not_block_others(
     gateway: GatewayProcess, tmp_path: Path
 ) -> None:
     readers = []

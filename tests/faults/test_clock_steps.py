@@ -17,7 +17,7 @@ STEPS = 5000 if os.environ.get("FARHAND_SIEGE") == "long" else 300
 
 @pytest.mark.siege
 @pytest.mark.parametrize("policy", ["skip", "once", "all"])
-def test_p12_steps_of_the_clock_fire_nothing_twice_and_lose_nothing(tmp_path: Path, policy: str) -> None:
+def test_p12_clock_steps_run_nothing_twice_and_lose_nothing(tmp_path: Path, policy: str) -> None:
     async def test(house: House) -> None:
         chance = random.Random(12)
         await house.add("a", Every(MINUTE, T0), missed=policy)

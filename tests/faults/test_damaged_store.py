@@ -55,7 +55,7 @@ def garble(path: Path) -> None:
 
 @pytest.mark.siege
 @pytest.mark.parametrize("damage", [spoil, lose, empty, cut, garble])
-def test_p11_the_last_good_copy_is_opened_and_the_owner_told(tmp_path: Path, damage: Any) -> None:
+def test_p11_the_last_good_copy_is_opened_and_reported(tmp_path: Path, damage: Any) -> None:
     with GatewayProcess(tmp_path / "home", env=OFTEN) as gateway:
         kept = gateway.request("POST", "/v1/tokens", {"label": "kept", "scopes": ["read"]}).json()
         gone = gateway.request("POST", "/v1/tokens", {"label": "gone", "scopes": ["read"]}).json()

@@ -87,7 +87,7 @@ def test_who_has_waited_longest_makes_room() -> None:
     assert not other.out
 
 
-def test_everybody_coming_back_at_once_is_let_in() -> None:
+def test_all_clients_that_reconnect_at_once_are_admitted() -> None:
     hours = Hours()
     limits = ConnectionLimits(hours.later, hours, room=10 * MAX_CONNECTIONS)
     crowd = [Caller() for _ in range(10 * MAX_CONNECTIONS)]
@@ -111,7 +111,7 @@ def test_who_was_not_listened_to_has_another_moment() -> None:
     assert len(limits) == MAX_CONNECTIONS
 
 
-def test_a_burst_is_no_larger_than_the_room_and_hurts_nobody_else(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_burst_is_no_larger_than_the_room_and_does_not_affect_others(caplog: pytest.LogCaptureFixture) -> None:
     hours = Hours()
     limits = ConnectionLimits(hours.later, hours, room=400)
     friend = Caller()
@@ -155,7 +155,7 @@ def test_an_address_has_one_name_and_the_table_of_them_an_end() -> None:
     throttle.check(from_address("2001:db8::1"))
 
 
-def test_requests_without_a_token_have_a_budget_of_their_own(gateway: GatewayProcess) -> None:
+def test_requests_without_a_token_have_a_separate_limit(gateway: GatewayProcess) -> None:
     """From behind a proxy, that is: this machine itself is not counted."""
     headers = {"X-Forwarded-For": "192.0.2.1"}
     line = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=30)

@@ -91,7 +91,7 @@ def test_a_broken_transfer_ends_whole_or_leaves_the_destination_alone(scene: Sce
     print(f"transfers, broken {len(broken)} times in all: {number} tried, {number} held")
 
 
-def test_a_node_that_stays_away_is_told_and_the_destination_is_as_it_was(scene: Scene) -> None:
+def test_a_node_that_stays_away_is_reported_and_the_destination_is_unchanged(scene: Scene) -> None:
     source = make_source(scene.left.workspace / "source", random.Random(7), folder=False)
     target = scene.right.workspace / "target"
     target.write_bytes(b"as it was")

@@ -142,7 +142,7 @@ def test_a_message_is_answered_and_both_are_in_the_history(house: House) -> None
     assert any(entry["key"] == session.key for entry in house.gateway.get("/v1/sessions")["sessions"])
 
 
-def test_the_conversation_goes_on_in_its_session_and_in_no_other(house: House) -> None:
+def test_the_conversation_continues_in_its_session_and_in_no_other(house: House) -> None:
     one, other = house.session(text("first"), text("second")), house.session(text("else"))
     one.send("alpha")
     other.send("beta")
@@ -259,7 +259,7 @@ def test_an_idempotency_key_sends_a_message_once(house: House) -> None:
         ("k" * 300, {"message": "x"}, 400),
     ],
 )
-def test_a_message_that_is_none_is_refused(house: House, key: str, body: Any, status: int) -> None:
+def test_an_invalid_message_is_refused(house: House, key: str, body: Any, status: int) -> None:
     answer = house.gateway.request("POST", f"/v1/sessions/{key}/messages", body)
     assert answer.status == status and answer.json()["error"]["message"]
 
@@ -287,7 +287,7 @@ def test_one_session_has_several_names(house: House) -> None:
     assert house.gateway.get("/v1/sessions/agent:main:main")["key"] == "main"
 
 
-def test_a_failing_model_is_a_failed_run_and_the_session_goes_on(house: House) -> None:
+def test_a_failing_model_is_a_failed_run_and_the_session_continues(house: House) -> None:
     session = house.session(error(401, "wrong key"), text("better"))
     failed = session.send()
     assert failed["state"] == "failed" and "wrong key" in failed["error"]["message"] and "reply" not in failed
@@ -410,7 +410,7 @@ def test_mistakes_of_the_model_go_back_to_it(house: House) -> None:
         assert any(words in result for result in results), results
 
 
-def test_the_workspace_is_told_in_the_prompt_within_its_limits(tmp_path: Path) -> None:
+def test_the_workspace_is_in_the_prompt_within_its_limits(tmp_path: Path) -> None:
     folder = tmp_path / "agents" / "main"
     (folder / "skills" / "baking").mkdir(parents=True)
     for name in ("SOUL", "AGENTS", "USER", "MEMORY", "HEARTBEAT"):
@@ -473,7 +473,7 @@ def test_a_sub_agent_is_offered_the_six_and_has_no_other(house: House, laptop: N
     assert "not found" not in told[-1]
 
 
-def test_a_tool_that_is_switched_off_is_offered_to_nobody(tmp_path: Path) -> None:
+def test_a_tool_that_is_switched_off_is_not_offered(tmp_path: Path) -> None:
     tmp_path.joinpath("farhand.toml").write_text('[tools]\ndisabled = ["grep", "exec"]\n')
     for house in open_house(tmp_path):
         session, word = house.session(), uuid.uuid4().hex

@@ -120,7 +120,7 @@ def test_the_agents_own_calls_beside_them_are_made(house: House, client: openai.
     assert_valid(session.history())
 
 
-def test_a_call_that_the_client_passes_over_is_told_so(house: House, client: openai.OpenAI) -> None:
+def test_a_call_that_the_client_skips_gets_an_error(house: House, client: openai.OpenAI) -> None:
     session = house.session(weather("Graz", "call_4"), text("then not"))
     create(client, [said(session)], tools=[WEATHER], user=session.key)
     create(client, [said(session, "forget it")], user=session.key)

@@ -71,7 +71,7 @@ def test_what_a_node_finished_meanwhile_is_the_result_of_the_call(
         assert count.read_text() == "ran\n"
 
 
-def test_a_call_of_which_nobody_knows_the_end_says_so(house: House) -> None:
+def test_a_call_with_an_unknown_outcome_says_so(house: House) -> None:
     """A tool of the gateway's own ends with it: the model is told that the outcome is unknown."""
     session, other = house.session(), house.session()
     send = {"sessionKey": other.key, "message": other.key, "waitSeconds": 100}

@@ -166,7 +166,7 @@ def channels(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Channel
     yield from open_channels(tmp_path / "home", request.param, "all")
 
 
-def test_a_stranger_takes_nobody_s_session_and_writes_to_nobody_else(channels: Channels) -> None:
+def test_a_stranger_takes_over_no_session_and_writes_to_no_other_person(channels: Channels) -> None:
     """Whatever the scope of sessions, and whoever's id the stranger has on another account."""
     team = {"peer": "team", "peerKind": "group"}
     channels.say("work", "olga", "the words of Olga")

@@ -73,7 +73,7 @@ def test_the_approved_folder_is_the_folder_of_the_command(laptop: NodeProcess, t
     assert shown["cwd"] in (result.get("output") or result.get("content")), (shown["cwd"], result)
 
 
-def test_the_approved_folder_is_that_of_the_shell_of_the_direct_door(laptop: NodeProcess) -> None:
+def test_the_approved_folder_is_that_of_the_shell_of_agent_process(laptop: NodeProcess) -> None:
     gateway = laptop.gateway
     work = gateway.home / "agents" / "main"
     args = {"command": "touch here", "workdir": "shown", "cwd": "meant"}

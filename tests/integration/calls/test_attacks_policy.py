@@ -251,7 +251,7 @@ def test_no_move_link_or_spelling_writes_a_steering_file(house: House) -> None:
 # -- identities -----------------------------------------------------------------------------------------------
 
 
-def test_nobody_approves_through_a_token_they_made(house: House) -> None:
+def test_a_credential_cannot_approve_through_a_token_that_it_created(house: House) -> None:
     gateway = house.gateway
 
     def made(by: str, *scopes: str) -> str:

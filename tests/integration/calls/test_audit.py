@@ -82,7 +82,7 @@ def home(lived: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(lived, tmp_path / "home", ignore=shutil.ignore_patterns("jobs", "logs")))
 
 
-def test_a_journal_that_nobody_touched_verifies(home: Path) -> None:
+def test_an_unchanged_journal_verifies(home: Path) -> None:
     done = Command(home)("audit", "verify", "--json")
     report = done.json()
     ((count, last),) = rows(home, "SELECT count(*), max(id) FROM events")
@@ -140,7 +140,7 @@ HARM = {
 
 
 @pytest.mark.parametrize("what", HARM)
-def test_each_kind_of_harm_is_found(home: Path, what: str) -> None:
+def test_each_kind_of_tampering_is_detected(home: Path, what: str) -> None:
     before = rows(home, "SELECT * FROM events"), rows(home, "SELECT * FROM calls"), rows(home, "SELECT * FROM entries")
     change(home, HARM[what])
     assert before != (
@@ -232,7 +232,7 @@ def test_who_writes_the_database_alone_cannot_seal_it_again(home: Path) -> None:
     assert not checked(home).ok
 
 
-def test_a_noted_head_shows_that_all_up_to_it_is_there(home: Path) -> None:
+def test_a_noted_head_proves_that_everything_up_to_it_exists(home: Path) -> None:
     head = Command(home)("audit", "head").out.strip()
     assert head == checked(home).head
     assert Command(home)("audit", "verify", "--head", head).status == 0
@@ -301,7 +301,7 @@ def test_kills_leave_a_journal_that_verifies(tmp_path: Path) -> None:
     assert report.ok and report.notes == [], report
 
 
-def test_verifying_while_calls_go_on(tmp_path: Path) -> None:
+def test_verifying_while_calls_continue(tmp_path: Path) -> None:
     with GatewayProcess(tmp_path / "home", env=NO_COPIES) as gateway:
         seen = 0
         for _ in range(8):

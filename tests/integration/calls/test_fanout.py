@@ -181,7 +181,7 @@ def test_each_child_passes_the_gate_as_its_caller(farm: Farm) -> None:
     assert states(late) == {"web1": "timeout"}
 
 
-def test_the_same_key_again_runs_nothing_twice_and_goes_on_where_it_was(farm: Farm) -> None:
+def test_the_same_key_again_runs_nothing_twice_and_continues_where_it_was(farm: Farm) -> None:
     first = farm.ok(["tag:web"], "echo x >> keyed", key="fan-1", canary=1)
     again = farm.ok(["tag:web"], "echo x >> keyed", key="fan-1", canary=1, results=True)
     assert first["group_id"] == again["group_id"]
@@ -235,7 +235,7 @@ def test_a_client_that_leaves_ends_it(farm: Farm) -> None:
     assert len(farm.ran("leaving")) == 2
 
 
-def test_it_is_told_while_it_happens(farm: Farm) -> None:
+def test_progress_is_streamed(farm: Farm) -> None:
     answer = farm.post(["tag:web", "gone1"], "echo hi", stream=True)
     assert answer.headers["content-type"].startswith("text/event-stream")
     told = [

@@ -109,9 +109,7 @@ def test_a_freeze_holds_on_an_open_connection(gateway: GatewayProcess, hand: Nod
     assert (hand.workspace / "log").read_text() == "x\n" * 4
 
 
-def test_no_other_door_begins_anything_and_what_only_shows_still_answers(
-    gateway: GatewayProcess, hand: NodeProcess
-) -> None:
+def test_no_route_starts_anything_and_reading_still_works(gateway: GatewayProcess, hand: NodeProcess) -> None:
     (hand.workspace / "a.txt").write_text("a")
     freeze(gateway, "test")
     tool = {"name": "shell", "input": {"command": "true"}}
@@ -176,7 +174,7 @@ def test_a_panic_button_can_stop_everything_and_nothing_else(gateway: GatewayPro
 # -- everything ends --------------------------------------------------------------------------------------
 
 
-def test_every_process_tree_is_ended_detached_ones_and_those_of_commands_long_over_too(
+def test_every_process_tree_is_ended_including_detached_and_left_over_ones(
     gateway: GatewayProcess, hand: NodeProcess
 ) -> None:
     # Each is known by how long it would sleep.
@@ -242,7 +240,7 @@ def test_a_turn_of_the_agent_is_stopped_and_its_call_cancelled(tmp_path: Path) -
         assert house.asked("ring the bell") == []
 
 
-def test_whoever_may_run_commands_freezes_by_a_word_in_a_chat(tmp_path: Path) -> None:
+def test_a_person_who_may_run_commands_can_freeze_in_a_chat(tmp_path: Path) -> None:
     with house_of(tmp_path / "home") as house:
         reader = house.gateway.request("POST", "/v1/tokens", {"scopes": ["chat", "tools.read"]}).json()["token"]
         body = {"message": "/freeze please", "wait_seconds": 10}
@@ -253,7 +251,7 @@ def test_whoever_may_run_commands_freezes_by_a_word_in_a_chat(tmp_path: Path) ->
         thaw(house.gateway)
 
 
-def test_scheduled_work_is_held_and_goes_on_after_the_thaw(tmp_path: Path) -> None:
+def test_scheduled_work_is_held_and_continues_after_the_thaw(tmp_path: Path) -> None:
     def asked(house: House) -> int:
         return len(house.asked("tick tock"))
 
@@ -361,9 +359,7 @@ def test_a_damaged_store_or_file_does_not_lift_it(gateway: GatewayProcess) -> No
     assert gateway.invoke("ls", {"path": "."})["ok"] is True
 
 
-def test_a_node_that_is_offline_is_told_when_it_returns_before_any_call(
-    gateway: GatewayProcess, tmp_path: Path
-) -> None:
+def test_an_offline_node_is_frozen_when_it_returns_before_any_call(gateway: GatewayProcess, tmp_path: Path) -> None:
     with NodeProcess(gateway, tmp_path / "hand", "hand") as hand:
         job = hand.ok("Bash", {"command": "sleep 1000", "background": True})
         open_call = hand.begin("Bash", {"command": "sleep 1000"})

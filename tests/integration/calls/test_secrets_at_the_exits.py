@@ -120,7 +120,7 @@ def test_every_answer_of_a_connection(house: House) -> None:
     house.safe("answers on one connection", *answers)
 
 
-def test_the_guides_door_and_other_errors(house: House) -> None:
+def test_agent_process_and_other_errors(house: House) -> None:
     answers = []
     for secret in house.secrets:
         body = {
@@ -137,7 +137,7 @@ def test_the_guides_door_and_other_errors(house: House) -> None:
     house.safe("other doors and errors", *answers)
 
 
-def test_the_door_of_mcp(house: House) -> None:
+def test_answers_of_mcp(house: House) -> None:
     (house.node.workspace / "all").write_text("\n".join(house.secrets))
     headers = {"Accept": "application/json, text/event-stream"}
     client = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
@@ -310,7 +310,7 @@ def test_texts_that_are_cut(house: House) -> None:
     house.safe("texts that were cut", *answers)
 
 
-def test_the_model_is_told_none(house: House) -> None:
+def test_the_model_receives_none(house: House) -> None:
     house.model.requests.clear()
     (house.gateway.home / "agents" / "main" / "all").write_text("\n".join(house.secrets))
     (house.node.workspace / "all").write_text("\n".join(house.secrets))
@@ -346,7 +346,7 @@ def test_what_the_model_says_piece_by_piece(house: House) -> None:
     house.safe("streams of what the model says, put together", *together, *streams, json.dumps(sent))
 
 
-def test_people_are_told_none(house: House) -> None:
+def test_messages_to_people_contain_none(house: House) -> None:
     said = " and ".join(house.secrets)
     house.says = lambda request: text(said)
     invoke(house, "gsv__Message", {"text": said, "channel": "crm", "to": "tom"})

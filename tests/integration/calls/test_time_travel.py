@@ -186,7 +186,7 @@ def test_a_stopped_run_is_repeated_up_to_where_it_was_stopped(
     assert found["state"] == "stopped" and found["identical"], found
 
 
-def test_the_first_difference_is_told(gateway: GatewayProcess, node: NodeProcess, model: ModelServer) -> None:
+def test_the_first_difference_is_reported(gateway: GatewayProcess, node: NodeProcess, model: ModelServer) -> None:
     node.ok("Write", {"path": "b.txt", "content": "one"})
     model.add(calls(("hands__Read", {"path": "b.txt"})), text("one"))
     run = say(gateway, "changed", "read b.txt")["run_id"]
@@ -247,7 +247,7 @@ def fork(gateway: GatewayProcess, key: str, **body: Any) -> Any:
     return gateway.request("POST", f"/v1/sessions/{key}/fork", body)
 
 
-def test_a_session_forked_at_an_event_goes_on_by_itself(
+def test_a_session_forked_at_an_event_continues_by_itself(
     gateway: GatewayProcess, node: NodeProcess, model: ModelServer
 ) -> None:
     model.add(calls(("hands__Bash", {"command": "echo one"})), text("did one"), text("did two"))
@@ -274,7 +274,7 @@ def test_a_session_forked_at_an_event_goes_on_by_itself(
     assert replayed(gateway, run)["identical"]
 
 
-def test_every_place_of_a_session_gives_a_whole_fork(
+def test_a_fork_at_any_place_of_a_session_is_complete(
     gateway: GatewayProcess, node: NodeProcess, model: ModelServer
 ) -> None:
     model.add(

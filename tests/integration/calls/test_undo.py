@@ -153,7 +153,7 @@ def test_a_call_that_runs_is_not_undone(shared_gateway: GatewayProcess, hands: N
     shared_gateway.request("DELETE", f"/v1/calls/{call}")
 
 
-def test_undo_is_offered_to_nobody_and_its_store_is_out_of_reach(
+def test_undo_is_not_offered_and_its_store_is_out_of_reach(
     shared_gateway: GatewayProcess, hands: NodeProcess, folder: Path
 ) -> None:
     path = folder / "secret.txt"
@@ -217,7 +217,7 @@ def test_undo_works_after_node_and_gateway_were_killed(tmp_path: Path) -> None:
         assert (node.workspace / "a").read_text() == "old"
 
 
-def test_killed_in_the_midst_of_writing_every_call_can_be_undone_or_says_why(
+def test_after_a_kill_during_a_write_every_call_can_be_undone_or_says_why(
     shared_gateway: GatewayProcess, tmp_path: Path
 ) -> None:
     """Wherever the kill falls: a file is old or new, undo gives the old one back or says that there is nothing."""

@@ -123,7 +123,7 @@ def test_a_recorded_run_is_repeated_without_a_network(house: House, command: Com
     assert unwritable.status == 2 and "/nowhere/x" in unwritable.err
 
 
-def test_a_chat_goes_on_through_a_restart_of_the_gateway(tmp_path: Path) -> None:
+def test_a_chat_continues_through_a_restart_of_the_gateway(tmp_path: Path) -> None:
     with contextlib.contextmanager(open_house)(tmp_path / "home") as house:
         session = house.session(calls(("agents_list", {})), text("lost", gate=threading.Event()), text("and found"))
         process = Command(house.gateway.home).start("chat", "-m", session.key, "--session", session.key)

@@ -377,7 +377,7 @@ def test_a_budget_is_set_shown_changed_and_removed(lived_in: GatewayProcess, vis
     assert lived_in.get("/v1/budgets?subject=agent:helper")["budgets"] == []
 
 
-def test_a_token_gets_a_budget_and_a_used_up_one_is_said_to_be(lived_in: GatewayProcess, visit: Open) -> None:
+def test_a_token_gets_a_budget_and_a_used_up_one_is_reported(lived_in: GatewayProcess, visit: Open) -> None:
     one = visit()
     page = one.sign_in(lived_in, "access/tokens")
     one.button("New token").click()

@@ -72,7 +72,7 @@ def test_a_completion_is_the_answer_of_the_agent(house: House, client: openai.Op
     assert roles(session.history()) == ["user", "assistant", "tool", "assistant"]
 
 
-def test_a_completion_streams_as_it_is_said(house: House, client: openai.OpenAI) -> None:
+def test_a_completion_is_streamed_as_it_arrives(house: House, client: openai.OpenAI) -> None:
     gate = threading.Event()
     session = house.session(text("one two three", pieces=3, gate=gate, before_gate=2))
     stream = client.chat.completions.create(

@@ -114,7 +114,7 @@ def test_rights_decide_on_the_machine_s_tool(machines: Machines) -> None:
         assert told["isError"] and told["content"][0]["text"].startswith("not_allowed"), told
 
 
-def test_an_unknown_machine_is_told_and_known_ones_are_listed(machines: Machines) -> None:
+def test_an_unknown_machine_is_named_and_known_ones_are_listed(machines: Machines) -> None:
     told = machines.ask(machines.compact, "tools/list")["tools"]
     bash = next(tool for tool in told if tool["name"] == "node_bash")
     assert bash["inputSchema"]["properties"]["node"]["description"] == "Id of the machine: laptop, vault."

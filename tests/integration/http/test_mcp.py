@@ -81,7 +81,7 @@ def test_tools_are_listed_and_called(shared_gateway: GatewayProcess, hands: Node
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_what_goes_wrong_is_told(shared_gateway: GatewayProcess, hands: NodeProcess, mode: str) -> None:
+def test_failures_are_reported(shared_gateway: GatewayProcess, hands: NodeProcess, mode: str) -> None:
     async def act() -> None:
         async with connected(shared_gateway, mode) as client:
             missing = await client.call_tool("hands__Read", {"path": "no-such-file"})
@@ -121,7 +121,9 @@ def test_a_large_result_comes_whole(shared_gateway: GatewayProcess, hands: NodeP
 
 
 @pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])
-def test_progress_is_told_while_a_command_runs(shared_gateway: GatewayProcess, hands: NodeProcess, mode: str) -> None:
+def test_progress_is_reported_while_a_command_runs(
+    shared_gateway: GatewayProcess, hands: NodeProcess, mode: str
+) -> None:
     gate = hands.workspace / f"gate-{mode}"
     told: list[tuple[float, str | None]] = []
 
@@ -229,7 +231,7 @@ def test_names_that_clients_would_not_take_are_sent_otherwise_and_meant(shared_g
 
 
 @pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])
-def test_clients_are_told_when_machines_come_and_go(shared_gateway: GatewayProcess, mode: str) -> None:
+def test_clients_are_notified_when_machines_connect_and_disconnect(shared_gateway: GatewayProcess, mode: str) -> None:
     async def heard_of(changes: Callable[[], Awaitable[None]]) -> None:
         async with PlainNode.connect(shared_gateway, "comes", ["comes.and.goes"]):
             await changes()
@@ -290,7 +292,7 @@ def test_a_narrow_token_sees_and_calls_its_own_tools_alone(shared_gateway: Gatew
     run(act())
 
 
-def test_a_call_that_is_asked_about_is_answered_once_somebody_said_yes(tmp_path: Path) -> None:
+def test_a_call_that_needs_approval_is_answered_once_it_is_approved(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
     rule = '[[policy.rules]]\nname = "ask"\ndecision = "ask"\ntool = ["Bash"]\n'
@@ -394,7 +396,7 @@ def test_it_finds_the_answer_of_a_gateway_that_was_killed(tmp_path: Path) -> Non
         run(act())
 
 
-def test_a_gateway_that_is_not_there_is_said_so(tmp_path: Path) -> None:
+def test_a_missing_gateway_is_reported(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "farhand", "mcp", "--home", str(tmp_path)],
         input=b"",
@@ -493,7 +495,7 @@ def test_who_gave_up_a_request_is_not_answered(shared_gateway: GatewayProcess, h
     assert record["state"] == "cancelled" and reason in record["error"]["message"]
 
 
-def test_a_session_is_needed_is_its_makers_own_and_ends(shared_gateway: GatewayProcess) -> None:
+def test_a_session_is_required_belongs_to_its_creator_and_ends(shared_gateway: GatewayProcess) -> None:
     assert post(shared_gateway, listing()).status == 400
     assert post(shared_gateway, listing(), "0" * 32 + "-" + "0" * 32).status == 404
     session = begin(shared_gateway)
@@ -513,7 +515,7 @@ def protocol(version: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("version", ["2025-03-26", "2025-06-18", "2025-11-25"])
-def test_a_stream_that_was_lost_is_taken_up_again_even_after_a_restart(tmp_path: Path, version: str) -> None:
+def test_a_lost_stream_is_resumed_even_after_a_restart(tmp_path: Path, version: str) -> None:
     with GatewayProcess(tmp_path / "home") as gateway, NodeProcess(gateway, tmp_path, "hands") as node:
         session = begin(gateway, version)
         gate = node.workspace / "gate"
@@ -637,7 +639,7 @@ def test_what_is_no_message_is_refused(shared_gateway: GatewayProcess, body: byt
 @pytest.mark.parametrize(
     "arguments", ['{"path": 1e999}', '{"path": %s}' % ("9" * 400), '{{"path": {}1{}}}'.format("[" * 600, "]" * 600)]
 )
-def test_arguments_nobody_can_hold_are_a_mistake_of_the_caller(
+def test_arguments_that_cannot_be_represented_are_invalid(
     shared_gateway: GatewayProcess, hands: NodeProcess, arguments: str
 ) -> None:
     session = begin(shared_gateway)

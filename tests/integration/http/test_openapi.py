@@ -97,9 +97,7 @@ def test_every_answer_is_described(gateway: GatewayProcess, described: Any, room
     assert tried
 
 
-def test_nobody_is_served_without_a_token_where_the_description_asks_for_one(
-    gateway: GatewayProcess, described: Any
-) -> None:
+def test_every_route_that_needs_a_token_refuses_requests_without_one(gateway: GatewayProcess, described: Any) -> None:
     for path, methods in described["paths"].items():
         for method, operation in methods.items():
             assert method in METHODS

@@ -65,7 +65,7 @@ def test_lines_come_numbered_from_1(hands: NodeProcess, folder: Path) -> None:
     assert hands.ok("Read", {"path": path}) == {"path": path, "content": "1\tfirst\n2\t\n3\t  third ☃", "lines": 3}
 
 
-def test_a_relative_path_begins_at_the_workspace_and_is_told_whole(hands: NodeProcess, folder: Path) -> None:
+def test_a_relative_path_begins_at_the_workspace_and_is_reported_in_full(hands: NodeProcess, folder: Path) -> None:
     (folder / "b.txt").write_text("x")
     for path in (f"{folder.name}/b.txt", f"./{folder.name}//b.txt", f"{folder.name}/../{folder.name}/b.txt"):
         assert hands.ok("Read", {"path": path})["path"] == f"{folder}/b.txt"
@@ -90,7 +90,7 @@ def test_an_absolute_path_is_used_as_it_is(hands: NodeProcess, tmp_path: Path) -
         ({"limit": None}, "1\ta\n2\tb\n3\tc\n4\td", 4),
     ],
 )
-def test_offset_and_limit_page_and_the_numbers_go_on(
+def test_offset_and_limit_page_and_the_numbers_continue(
     hands: NodeProcess, folder: Path, args: dict[str, Any], content: str, lines: int
 ) -> None:
     (folder / "abcd").write_text("a\nb\nc\nd\n")
@@ -108,7 +108,7 @@ def test_unusual_texts(hands: NodeProcess, folder: Path, text: str) -> None:
     assert result["content"] == "\n".join(f"{n}\t{line}" for n, line in enumerate(expected, 1))
 
 
-def test_a_link_is_read_where_it_leads_and_told_as_it_was_asked(hands: NodeProcess, folder: Path) -> None:
+def test_a_link_is_read_at_its_target_and_reported_by_its_own_path(hands: NodeProcess, folder: Path) -> None:
     (folder / "real").write_text("content")
     (folder / "link").symlink_to("real")
     assert hands.ok("Read", {"path": f"{folder}/link"}) == {
@@ -401,7 +401,7 @@ def test_edit_replaces_the_one_match(hands: NodeProcess, folder: Path) -> None:
     assert (folder / "f").read_text() == "one 2 ☃ three\n"
 
 
-def test_edit_replaces_all_when_told_so(hands: NodeProcess, folder: Path) -> None:
+def test_edit_replaces_all_with_replace_all(hands: NodeProcess, folder: Path) -> None:
     (folder / "f").write_text("a-a-a")
     args = {"path": f"{folder}/f", "oldString": "a", "newString": "bb", "replaceAll": True}
     assert hands.ok("Edit", args)["replacements"] == 3

@@ -556,7 +556,7 @@ def test_config_by_path(gateway: GatewayProcess, path: str, value: Any) -> None:
     assert gateway.invoke("gsv__ConfigGet", {"path": path})["result"] == {"path": path, "value": value}
 
 
-def test_a_path_of_very_many_parts_holds_nobody_up(gateway: GatewayProcess) -> None:
+def test_a_path_of_very_many_parts_does_not_block_others(gateway: GatewayProcess) -> None:
     path = "a." * 40_000
     assert gateway.invoke("gsv__ConfigGet", {"path": path})["result"] == {"path": path, "value": None}
 

@@ -86,7 +86,7 @@ async def question(node: PlainNode) -> Any:
                 return message
 
 
-def test_what_had_arrived_when_its_sender_went_is_there_and_ok(scene: Scene) -> None:
+def test_a_transfer_that_had_arrived_when_its_sender_left_is_ok(scene: Scene) -> None:
     async def run() -> None:
         async with actor(scene.gateway) as node:
             transfer_id = await scene.begin("left", MIB)

@@ -291,7 +291,7 @@ def test_a_tool_that_ignores_its_end_does_not_hold_the_run() -> None:
     asyncio.run(main())
 
 
-def test_a_stop_before_the_start_asks_nobody() -> None:
+def test_a_run_stopped_before_its_start_asks_no_model() -> None:
     stop = asyncio.Event()
     stop.set()
     model = ScriptedModel()
@@ -353,7 +353,7 @@ def test_failures_of_the_model_end_the_run(error: Any, kind: str) -> None:
     assert go(ScriptedModel(error))[-1] == RunFailed(kind, error.message, Usage(), 1)
 
 
-def test_retries_are_told_and_void_what_was_said() -> None:
+def test_retries_are_reported_and_void_earlier_text() -> None:
     never = asyncio.Event()
     events, _ = stopping(
         [
@@ -395,7 +395,7 @@ def test_usage_is_estimated_where_the_provider_does_not_count() -> None:
     assert finish.usage.completion_tokens > 0
 
 
-def test_thinking_is_told_and_kept() -> None:
+def test_thinking_is_reported_and_kept() -> None:
     step = [model_events.ThinkingDelta("hm"), Finished(Message("assistant", "ok", thinking="hm"))]
     events = go(ScriptedModel(step))
     assert StepThinking(1, "hm") in events
@@ -428,7 +428,7 @@ def test_a_long_run_makes_room_by_itself() -> None:
     assert_valid(sent)
 
 
-def test_a_model_that_repeats_itself_is_told() -> None:
+def test_a_model_that_repeats_itself_is_warned() -> None:
     answers = iter(["same"] * 5 + ["other"] + ["same"] * 2)
 
     async def look(use: ToolUse) -> Outcome:

@@ -56,13 +56,13 @@ def test_sections_without_content_are_left_out() -> None:
         assert f"## {name}\n" not in prompt
 
 
-def test_memory_is_told_in_the_owners_own_session_only() -> None:
+def test_memory_is_in_the_prompt_of_the_owners_own_session_only() -> None:
     shared = PromptParts(files=PARTS.files, private=False)
     assert "likes tea" not in system_prompt(shared)
     assert "Never delete." in system_prompt(shared)
 
 
-def test_files_of_other_agents_workspaces_are_told_as_they_mean_them() -> None:
+def test_files_of_other_agents_workspaces_are_described_by_their_meaning() -> None:
     files = {
         "TOOLS.md": "the camera is cam1",
         "BOOTSTRAP.md": "ask for a name",

@@ -90,7 +90,7 @@ def test_a_tool_that_is_not_there() -> None:
     assert str(outcome.content).startswith("tool not found: server__Grepp (did you mean server__Grep")
 
 
-def test_a_family_stands_for_tools_that_nobody_listed() -> None:
+def test_a_family_stands_for_unlisted_tools() -> None:
     specs = [*SPECS, ToolSpec("pi.camera.*", "On pi."), ToolSpec("ls.*", "On a node that wants to be the agent's own.")]
     known = shelf(specs)
 
@@ -125,7 +125,7 @@ def test_the_overview_names_every_further_tool_once() -> None:
     ]
 
 
-def test_costs_are_told_for_every_tool() -> None:
+def test_costs_are_listed_for_every_tool() -> None:
     costs = shelf().costs()
     assert {cost.name for cost in costs} == {NAME, *names(SPECS)}
     assert [cost.name for cost in costs if cost.offered] == [*CORE, NAME]

@@ -82,7 +82,7 @@ def test_an_empty_recording_says_so(tmp_path: Path) -> None:
         replay(tmp_path / "r", asked("a"))
 
 
-def test_a_recording_that_is_none_is_named(tmp_path: Path) -> None:
+def test_an_invalid_recording_is_named(tmp_path: Path) -> None:
     with pytest.raises(NotConfigured, match=r"gone cannot be read: No such file"):
         replay(tmp_path / "gone", asked("a"))
     (tmp_path / "r").write_text('{"type":"model","asked":"","events":[]}\nnonsense\n')

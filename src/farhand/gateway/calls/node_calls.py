@@ -163,7 +163,7 @@ class NodeCalls:
     # -- progress ---------------------------------------------------------------------------------------
 
     def progressed(self, connection: Connection, said: ToolProgress) -> None:
-        """Store the progress of a call, or a line that its tool logged; only the node that runs the call may report it."""
+        """Store the progress of a call, or a line that its tool logged, if the node that runs the call reports it."""
         opened = self._lifecycle.calls.get(said.request_id)
         if opened is None or opened.over or opened.record.node_id != connection.node_id or not connection.current:
             return

@@ -52,7 +52,7 @@ async def ended(name: str = "farhand-splice") -> None:
         await asyncio.sleep(0.01)
 
 
-async def test_the_sender_is_told_and_every_byte_arrives(ends: Ends) -> None:
+async def test_the_sender_is_notified_and_every_byte_arrives(ends: Ends) -> None:
     breaks: list[str] = []
     moving = SpliceRelay(lambda: breaks.append("broke"))
     await both(moving, ends)
@@ -78,7 +78,7 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
 
 
 @pytest.mark.parametrize("who", ["sender", "receiver"])
-async def test_an_end_that_hangs_up_is_a_break_told_once(ends: Ends, who: str) -> None:
+async def test_an_end_that_disconnects_is_reported_once(ends: Ends, who: str) -> None:
     broke = asyncio.Event()
     times: list[int] = []
 

@@ -78,7 +78,7 @@ def test_an_overwritten_file_gets_its_content_and_mode_back(machine: Machine) ->
     assert told == {"call": "c1", "undone": True, "files": [{"path": str(path), "action": "restored", "bytes": 6}]}
 
 
-def test_a_file_that_was_made_is_removed_and_one_that_was_removed_is_there_again(machine: Machine) -> None:
+def test_a_created_file_is_removed_and_a_removed_one_restored(machine: Machine) -> None:
     machine.write("c1", "made/deep/new.txt", b"new")
     assert machine.undo("c1")["files"][0]["action"] == "removed"
     assert not (machine.work / "made").exists(), "nor the folders it was made in"
