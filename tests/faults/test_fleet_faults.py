@@ -85,7 +85,7 @@ def test_a_rolling_restart_under_traffic_loses_and_repeats_nothing(tmp_path: Pat
         checker = Checker(siege, traffic)
         assert checker.violations == []
         # The last call of each caller may have been interrupted by the end of the test.
-        said = Counter(traffic.told.values())
+        said = Counter(traffic.reported.values())
         assert said.total() - said["ok"] <= CALLERS, said
 
 

@@ -468,9 +468,9 @@ def test_a_sub_agent_is_offered_the_six_and_has_no_other(house: House, laptop: N
     assert session.send()["reply"] == "done"
     first, second = [one for one in house.asked(word) if session.key not in one.body.decode()]
     assert first.tools == second.tools == SIX
-    told = [one["content"] for one in second.messages if one["role"] == "tool"]
-    assert all(f"tool not found: {name}" in result for (name, _), result in zip(others, told[:-1], strict=True))
-    assert "not found" not in told[-1]
+    reported = [one["content"] for one in second.messages if one["role"] == "tool"]
+    assert all(f"tool not found: {name}" in result for (name, _), result in zip(others, reported[:-1], strict=True))
+    assert "not found" not in reported[-1]
 
 
 def test_a_tool_that_is_switched_off_is_not_offered(tmp_path: Path) -> None:
@@ -499,14 +499,16 @@ def test_names_of_any_kind_are_callable(house: House, laptop: NodeProcess, tmp_p
     names = session.asked()[1].tools
     assert {"macos_echo", "laptop__Read"} <= set(names)
     assert all(re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", name) for name in names)
-    told = [one["content"] for one in session.history() if one["role"] == "tool"]
-    assert any("sent name" in one for one in told[1:3]) and any("a note" in one for one in told[1:3])  # in any order
-    assert "own name" in told[3]
+    reported = [one["content"] for one in session.history() if one["role"] == "tool"]
+    assert any("sent name" in one for one in reported[1:3]) and any(
+        "a note" in one for one in reported[1:3]
+    )  # in any order
+    assert "own name" in reported[3]
     assert [use["name"] for one in session.history() for use in one.get("tool_calls", ())][1] == "macos.echo"
 
 
 def test_the_tools_of_a_plain_node_are_in_reach(house: House) -> None:
-    """Such a node tells its capabilities and lists no tools; whoever knows the name of one can call it all the same."""
+    """Such a node announces capabilities and lists no tools; a caller that knows the name of one can call it."""
     session = house.session(
         calls(("rusty.notes.search", {"query": "by name"})),
         calls(("tool_search", {"query": "rusty notes"})),
@@ -532,9 +534,9 @@ def test_the_tools_of_a_plain_node_are_in_reach(house: House) -> None:
     assert {one["tool"] for one in requests[1:]} == {"rusty.notes.count", "rusty.ping"}
     prompt = session.asked()[0].messages[0]["content"]
     assert "rust:box" in prompt and "rusty.notes.*" in prompt and "rusty.ping.*" in prompt
-    told = [one["content"] for one in session.history() if one["role"] == "tool"]
-    assert "a note" in told[0] and "rusty.notes.*" in told[1] and "rusty.notes.count" in told[2]
-    assert "tool not found: rustier.ping" in told[5]
+    reported = [one["content"] for one in session.history() if one["role"] == "tool"]
+    assert "a note" in reported[0] and "rusty.notes.*" in reported[1] and "rusty.notes.count" in reported[2]
+    assert "tool not found: rustier.ping" in reported[5]
     offered = [request.tools for request in session.asked()]
     assert "rusty_notes_search" in offered[1] and {"rusty_notes_count", "rusty_ping"} <= set(offered[3])
     assert not any("*" in name for names in offered for name in names)

@@ -115,8 +115,8 @@ def test_the_agents_own_calls_beside_them_are_made(house: House, client: openai.
     found = [part for chunk in chunks for part in chunk.choices[0].delta.tool_calls or ()]
     assert [part.id for part in found] == ["theirs"]
     create(client, [answer("theirs", "sun")], user=session.key)
-    told = [one["tool_call_id"] for one in session.asked()[-1].messages if one["role"] == "tool"]
-    assert told[1:] == ["own", "theirs"]
+    reported = [one["tool_call_id"] for one in session.asked()[-1].messages if one["role"] == "tool"]
+    assert reported[1:] == ["own", "theirs"]
     assert_valid(session.history())
 
 

@@ -35,7 +35,7 @@ class Scene:
         self.nas = nas
 
     def said(self, *uses: tuple[str, Any]) -> list[str]:
-        """What the model is told of these calls, made one after the other."""
+        """Return the results that the model receives for these calls, made one after the other."""
         session = self.house.session(*[calls(use) for use in uses], text("done"))
         assert session.send()["state"] == "ok"
         return [one["content"] for one in session.asked()[-1].messages if one["role"] == "tool"]

@@ -1,4 +1,4 @@
-"""Whose session it is: a token ends and renews what it began, and nobody else's."""
+"""Owners of sessions: a token can end and reset only the sessions that it began."""
 
 from __future__ import annotations
 

@@ -231,10 +231,10 @@ def test_a_caller_who_waits_gets_the_result(hands: NodeProcess) -> None:
 
 
 def test_a_caller_that_timed_out_finds_the_call_by_its_id(hands: NodeProcess) -> None:
-    told = hands.gateway.invoke("hands__Bash", {"command": "echo later"}, timeout_ms=300)
-    assert told["ok"] is False and told["state"] == "waiting" and told["error"]["kind"] == "timeout"
-    assert "has not run" in told["error"]["message"] and told["request_id"] in told["error"]["message"]
-    approval = asked(hands.gateway, told["request_id"])
+    reported = hands.gateway.invoke("hands__Bash", {"command": "echo later"}, timeout_ms=300)
+    assert reported["ok"] is False and reported["state"] == "waiting" and reported["error"]["kind"] == "timeout"
+    assert "has not run" in reported["error"]["message"] and reported["request_id"] in reported["error"]["message"]
+    approval = asked(hands.gateway, reported["request_id"])
     assert answer(hands.gateway, approval).status == 200
     assert "later" in end_of(hands.gateway, approval)["result"]["output"]
 
@@ -539,10 +539,10 @@ def test_without_an_answer_the_call_is_denied(tmp_path: Path) -> None:
     home = tmp_path / "home"
     write_policy(home, approval_seconds=0.5)
     with GatewayProcess(home) as gateway, NodeProcess(gateway, tmp_path / "hands", "hands") as node:
-        told = gateway.invoke("hands__Bash", {"command": "touch silent"})
-        assert told["state"] == "denied" and told["error"]["kind"] == "not_allowed"
-        assert "it was not approved before" in told["error"]["message"]
-        approval = asked(gateway, told["request_id"])
+        reported = gateway.invoke("hands__Bash", {"command": "touch silent"})
+        assert reported["state"] == "denied" and reported["error"]["kind"] == "not_allowed"
+        assert "it was not approved before" in reported["error"]["message"]
+        approval = asked(gateway, reported["request_id"])
         assert approval["state"] == "expired"
         assert answer(gateway, approval).status == 409
         assert not (node.workspace / "silent").exists()
@@ -612,8 +612,8 @@ def test_the_agents_call_needs_approval_and_is_denied(tmp_path: Path) -> None:
             assert approval["credential"] == "agent:main" and approval["origins"] == ["http"]
             answer(gateway, approval, "deny", reason="never")
             wait_until(lambda: len(model.requests) == 2, 30)
-            told = [message for message in model.requests[1].messages if message["role"] == "tool"]
-            assert "denied by owner: never" in str(told[0]["content"])
+            reported = [message for message in model.requests[1].messages if message["role"] == "tool"]
+            assert "denied by owner: never" in str(reported[0]["content"])
 
 
 @pytest.fixture
@@ -680,23 +680,23 @@ def test_agent_process_asks_and_denies_too(hands: NodeProcess) -> None:
 
     for decision, status in (("deny", 403), ("approve", 200)):
         with ThreadPoolExecutor(1) as pool:
-            told = pool.submit(create)
+            reported = pool.submit(create)
             (approval,) = wait_until(lambda: gateway.get("/v1/approvals")["approvals"], 20)
             assert approval["origins"] == ["direct"] and "+hi\n" in approval["diff"]
             answer(gateway, approval, decision)
-            assert told.result(60).status == status, told.result()
+            assert reported.result(60).status == status, reported.result()
         if decision == "deny":
-            assert told.result().json()["error"]["code"] == "tool_disabled"
+            assert reported.result().json()["error"]["code"] == "tool_disabled"
 
 
 def test_a_gateway_that_stops_tells_who_waits_that_the_call_still_does(tmp_path: Path) -> None:
     home = tmp_path / "home"
     write_policy(home)
     with GatewayProcess(home) as gateway, ThreadPoolExecutor(1) as pool:
-        told = pool.submit(gateway.invoke, "exec", {"command": "echo kept"})
+        reported = pool.submit(gateway.invoke, "exec", {"command": "echo kept"})
         (approval,) = wait_until(lambda: gateway.get("/v1/approvals")["approvals"], 20)
         assert gateway.stop() == 0
-        assert told.result(60)["state"] == "waiting" and told.result()["error"]["kind"] == "timeout"
+        assert reported.result(60)["state"] == "waiting" and reported.result()["error"]["kind"] == "timeout"
         gateway.start()
         assert answer(gateway, approval).status == 200
         assert "kept" in end_of(gateway, approval)["result"]["content"]

@@ -180,7 +180,7 @@ def test_the_policy_is_asked_again_when_it_starts(plug: Plugin) -> None:
         '[[policy.rules]]\nname = "no"\ndecision = "deny"\nargs = { text = "deny" }\n'
         '[[policy.rules]]\nname = "first"\ndecision = "ask"\nargs = { text = "ask" }\n'
     )
-    gateway.invoke("plug.echo", {})  # somebody looks at the settings
+    gateway.invoke("plug.echo", {})  # makes the gateway read the settings
     plug.start()
     record = end_of(gateway, denied)
     assert record["state"] == "denied" and "(no)" in record["error"]["message"]

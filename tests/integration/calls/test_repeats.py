@@ -81,7 +81,7 @@ def test_every_post_of_the_table_takes_one(gateway: GatewayProcess) -> None:
     assert set(without) == {
         "/mcp",  # it has ids of its own
         "/v1/calls/{call_id}/input",  # a stream, which cannot be compared with an earlier one
-        # Without a credential there is nobody whose key it could be. A pairing code is good once, an offer changes
+        # Without a credential, a key has no owner. A pairing code is good once, an offer changes
         # nothing, and the OAuth standards have their own rules for repeats.
         *("/v1/pair", "/v1/pair/offer", "/oauth/register", "/oauth/token", "/oauth/revoke"),
     }

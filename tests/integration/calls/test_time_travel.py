@@ -84,25 +84,25 @@ def test_the_journal_of_a_session_a_node_and_a_day(
     say(gateway, "story", "what is in a.txt?")
     model.add(text("nothing to do with it"))
     say(gateway, "another", "hello")
-    told = journal(gateway, "session=story")
-    kinds = [event["kind"] for event in told]
+    reported = journal(gateway, "session=story")
+    kinds = [event["kind"] for event in reported]
     assert kinds[0] == "session.created" and kinds[-1] == "run.ended"
-    assert [event["message"]["role"] for event in told if event["kind"] == "message.added"] == [
+    assert [event["message"]["role"] for event in reported if event["kind"] == "message.added"] == [
         "user", "assistant", "tool", "assistant",
     ]  # fmt: skip
-    (read,) = [event for event in told if event["kind"] == "call.ended"]
+    (read,) = [event for event in reported if event["kind"] == "call.ended"]
     assert read["call"]["tool"] == "hands__Read" and "first" in read["call"]["result"]["text"]
-    assert all("another" not in str(event) for event in told)
+    assert all("another" not in str(event) for event in reported)
     on_node = journal(gateway, "node=hands")
     assert on_node[0]["kind"] == "node.online"
     assert {event["call"]["tool"] for event in on_node if "call" in event} == {"hands__Write", "hands__Read"}
     today = command("log", "--day", date.today().isoformat(), "--json").json()
-    assert today["count"] >= len(told) + len(on_node) and today["more"] is False
+    assert today["count"] >= len(reported) + len(on_node) and today["more"] is False
     assert command("log", "--day", "2020-01-01", "--json").json()["events"] == []
     only = command("log", "--since", "1h", "--kind", "call", "--session", "story", "--json").json()["events"]
     assert {event["kind"] for event in only} <= {"call.started", "call.ended"} and only
     shown = command("log", "--session", "story").out.splitlines()
-    assert len(shown) == len(told)
+    assert len(shown) == len(reported)
     assert any("user: what is in a.txt?" in line for line in shown)
     assert any("hands__Read on hands" in line and "→ ok" in line and "first" in line for line in shown)
 

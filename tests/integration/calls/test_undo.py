@@ -113,9 +113,9 @@ def test_a_dry_run_tells_and_does_nothing(shared_gateway: GatewayProcess, hands:
     path = folder / "a.txt"
     path.write_text("old\n")
     call = invoke(shared_gateway, "hands__Write", {"path": str(path), "content": "new\n"})
-    told = undone(shared_gateway, call, dry_run=True)["result"]
-    assert told["undone"] is False
-    assert "-new\n+old\n" in told["files"][0]["diff"]
+    reported = undone(shared_gateway, call, dry_run=True)["result"]
+    assert reported["undone"] is False
+    assert "-new\n+old\n" in reported["files"][0]["diff"]
     assert path.read_text() == "new\n"
 
 
@@ -457,6 +457,8 @@ def test_a_policy_is_asked_about_undo_too(tmp_path: Path) -> None:
         assert path.read_text() == "old"
         call = invoke(gateway, "hands__Write", {"path": "a", "content": "new"})
         (home / "farhand.toml").write_text(rules.format("deny"))
-        answer = wait_until(lambda: (told := undo(gateway, call))["state"] == "denied" and told, 20, "the denial")
+        answer = wait_until(
+            lambda: (reported := undo(gateway, call))["state"] == "denied" and reported, 20, "the denial"
+        )
         assert answer["error"]["kind"] == "not_allowed"
         assert path.read_text() == "new"

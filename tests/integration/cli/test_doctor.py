@@ -153,7 +153,7 @@ def test_every_unsafe_exposure_is_reported(tmp_path: Path) -> None:
     (tmp_path / "old" / "sitecustomize.py").write_text(OLD_SQLITE)
     tried = held = 0
 
-    def told(check: str, gateway: GatewayProcess, **env: str) -> None:
+    def reported(check: str, gateway: GatewayProcess, **env: str) -> None:
         nonlocal tried, held
         done = Command(gateway.home, **env)("doctor", "--json")
         failed = [one["name"] for one in done.json()["checks"] if one["status"] == "failed"]
@@ -164,23 +164,23 @@ def test_every_unsafe_exposure_is_reported(tmp_path: Path) -> None:
     with GatewayProcess(tmp_path / "home") as gateway:
         home = gateway.home
         assert Command(home)("doctor", "--json").status == 0
-        told("SQLite", gateway, PYTHONPATH=str(tmp_path / "old"))
-        told("node tokens", gateway, SA_NODE_TOKEN=" ")
+        reported("SQLite", gateway, PYTHONPATH=str(tmp_path / "old"))
+        reported("node tokens", gateway, SA_NODE_TOKEN=" ")
         home.chmod(0o755)
-        told("home", gateway)
+        reported("home", gateway)
         home.chmod(0o700)
         (home / "token").chmod(0o644)
-        told("owner token", gateway)
+        reported("owner token", gateway)
         (home / "token").chmod(0o600)
         key = home / "nodes" / "n" / "key.json"
         key.parent.mkdir(parents=True)
         key.write_text("{}")
         key.chmod(0o644)
-        told("key.json", gateway)
+        reported("key.json", gateway)
     with GatewayProcess(tmp_path / "wide", "--host", "0.0.0.0", env={"FARHAND_GATEWAY_TLS": "off"}) as gateway:
-        told("exposure", gateway)
+        reported("exposure", gateway)
     with GatewayProcess(tmp_path / "open", "--open") as gateway:
-        told("strangers", gateway)
+        reported("strangers", gateway)
     print(f"unsafe exposures: {tried} tried, {held} held")
 
 

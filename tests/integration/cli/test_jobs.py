@@ -296,8 +296,8 @@ def test_ctrl_c_cancels_the_call_that_is_followed(
     wait_until(lambda: marked(f"MARK={mark}"), 15, "the command")
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
-    told = json.loads(out)["error"]["message"] if as_json else err
-    assert process.returncode == 130 and "interrupted; cancelled on request" in told and "ended" in told
+    reported = json.loads(out)["error"]["message"] if as_json else err
+    assert process.returncode == 130 and "interrupted; cancelled on request" in reported and "ended" in reported
     wait_until(lambda: not marked(mark), 15, "the end of the tree")
     [record] = [call for call in shared_gateway.get("/v1/calls?state=cancelled")["calls"] if mark in str(call["args"])]
     assert record["error"]["kind"] == "cancelled"

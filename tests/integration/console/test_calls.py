@@ -19,7 +19,7 @@ registry = ToolRegistry()
 
 @registry.tool("lab.wait")
 async def wait(ctx: ToolContext, seconds: float, note: str = "") -> str:
-    '''Wait, unless told to stop. {HOSTILE}'''
+    '''Wait until cancelled. {HOSTILE}'''
     try:
         await asyncio.wait_for(ctx.cancel.cancelled(), seconds)
     except TimeoutError:

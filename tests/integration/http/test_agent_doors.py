@@ -348,8 +348,8 @@ def test_sessions_list_history_and_status(house: House) -> None:
 def test_sessions_send_starts_a_run(house: House) -> None:
     session = house.session(text("first"), text("second"))
     session.send()
-    told = content(house, "sessions_send", {"session_id": session.key, "content": "go on"})
-    assert told == f"message sent to session {session.key}"
+    reported = content(house, "sessions_send", {"session_id": session.key, "content": "go on"})
+    assert reported == f"message sent to session {session.key}"
     wait_until(lambda: len(session.history()) == 4)
     assert failure(house, "sessions_send", {"session_id": "nobody", "content": "x"})[0] == "not_found"
     assert failure(house, "sessions_send", {"session_id": session.key})[0] == "invalid_args"

@@ -1,4 +1,4 @@
-"""Attacks and accidents that a review thought of: each hurts at most whoever makes it."""
+"""Attacks and accidents found in a review: each affects at most the client that causes it."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def test_a_second_program_for_the_same_node_is_refused(gateway: GatewayProcess, 
 
 
 def test_many_callers_at_once_are_all_answered(shared_gateway: GatewayProcess) -> None:
-    """Nobody is left waiting when a node answers out of order and some callers leave."""
+    """Every caller is answered when a node answers out of order and some callers leave."""
 
     async def run() -> None:
         async with PlainNode.connect(shared_gateway, "crowd", ["crowd"]) as node:
@@ -230,7 +230,7 @@ def test_many_callers_at_once_are_all_answered(shared_gateway: GatewayProcess) -
 
 
 def test_the_guard_checks_in_its_order(shared_gateway: GatewayProcess) -> None:
-    """Of a request that is wrong in every way, what is outermost is told first; nothing within was looked at."""
+    """For a request with several faults, the outermost one is reported; nothing after it was checked."""
     made = shared_gateway.request("POST", "/v1/tokens", {"scopes": ["read"]}).json()
     faults: dict[str, tuple[dict[str, str], int, str]] = {
         "host": ({"Host": "evil.example"}, 403, "host_not_allowed"),

@@ -710,7 +710,7 @@ def test_slow_reader_does_not_affect_others_and_misses_nothing(shared_gateway: G
     begin = (journal(shared_gateway) or [{"id": 0}])[-1]["id"]
     with Reader(shared_gateway, begin) as slow, Reader(shared_gateway, begin) as fast:
         for _ in range(120):
-            shared_gateway.invoke("x" * 200_000)  # each leaves an entry of this length: 24 MB that nobody reads
+            shared_gateway.invoke("x" * 200_000)  # each leaves an entry of this length: 24 MB that are not read
         began = time.monotonic()
         last = shared_gateway.invoke("worker.effect", {})["request_id"]
         assert time.monotonic() - began < 60

@@ -568,7 +568,7 @@ def test_a_stream_has_the_same_events(door: Door, folder: Path) -> None:
 
 
 def test_events_come_while_they_happen(door: Door, folder: Path) -> None:
-    """The call is told before the tool has ended: it waits for what only its reader does after that."""
+    """The call is reported before the tool has ended: the tool waits for something that only its reader does later."""
     command = "for i in $(seq 200); do [ -e go ] && break; sleep 0.05; done; echo gone"
     tool = {"name": "shell", "input": {"command": command, "cwd": folder.name}}
     body = {"session_id": "s", "user_id": "u", "stream": True, "biz_params": {"tool": tool}}
@@ -604,7 +604,7 @@ def test_a_failure_before_the_first_event_is_the_answer(door: Door) -> None:
 
 
 def test_a_client_that_keeps_its_connection_gets_the_same_answers(door: Door, folder: Path) -> None:
-    """After the second request with one head the usual way is left out; nobody can tell."""
+    """Repeated requests on one connection are answered alike."""
     (folder / "a.txt").write_text("first")
     (folder / "b.txt").symlink_to("a.txt")
     (folder / "c.txt").symlink_to("/etc/passwd")

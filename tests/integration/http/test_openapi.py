@@ -27,7 +27,7 @@ CHECKS = [status_code_conformance, content_type_conformance, response_schema_con
 METHODS = {"get", "post", "put", "patch", "delete"}
 # Answers that end when their reader leaves; `test_streams_end_when_asked_to` asks them to.
 ENDLESS = {"/v1/events"}
-# They take any name from anybody: nothing about them can be asked wrongly.
+# They accept any name from any client, so no request to them is invalid.
 ANYTHING = {"/hooks/{hook_id}", "/join/{code}", "/join/{code}/{file}", "/assets/{name}"}
 ROOMS = [
     ("health", {"/", "/healthz", "/readyz", "/version", "/v1/health", "/signin", "/v1/signin", "/docs"}),

@@ -1,4 +1,4 @@
-"""Input of a narrow token, a node or a model that is made to stall the gateway: everybody else is still served."""
+"""Input of a narrow token, a node or a model that is made to stall the gateway: other clients are still served."""
 
 from __future__ import annotations
 

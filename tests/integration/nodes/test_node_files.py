@@ -27,7 +27,7 @@ NOT_FOUND = "No such file or directory"
 
 
 def png(size: int | None = None) -> bytes:
-    """A 1×1 picture; with `size`, padded by a text chunk to exactly so many bytes."""
+    """A 1×1 picture; with `size`, padded by a text chunk to exactly that many bytes."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", binascii.crc32(kind + data))
@@ -149,7 +149,7 @@ def test_a_page_of_a_large_file_does_not_load_the_file(hands: NodeProcess, folde
 
 @pytest.mark.parametrize("kind", IMAGES)
 def test_an_image_comes_as_content_blocks(hands: NodeProcess, folder: Path, kind: str) -> None:
-    """Its kind is told by its bytes, not by its name."""
+    """Its type is recognised by its bytes, not by its name."""
     data = IMAGES[kind]
     (folder / "photo.dat").write_bytes(data)
     result = hands.ok("Read", {"path": f"{folder}/photo.dat", "offset": 5, "limit": 1})
@@ -214,7 +214,7 @@ def test_a_directory_is_an_error(hands: NodeProcess, folder: Path) -> None:
 
 
 def test_a_file_that_cannot_be_read_is_an_error(hands: NodeProcess) -> None:
-    """The tests may run as root, whom no mode stops; this file lets nobody read its beginning."""
+    """The tests may run as root, which no mode stops; the beginning of this file cannot be read by any user."""
     assert hands.fails("Read", {"path": "/proc/self/mem"}, "failed").startswith("Failed to read '/proc/self/mem': ")
 
 
@@ -304,7 +304,7 @@ def test_a_new_file_has_the_mode_a_program_would_give_it(hands: NodeProcess, fol
 
 
 def test_write_replaces_in_one_step(hands: NodeProcess, folder: Path) -> None:
-    """Whoever reads meanwhile has the old text or the new, whole; and nothing lies beside the file afterwards."""
+    """A concurrent reader sees the whole old text or the whole new one, and no temporary file is left."""
     versions = [letter * 400_000 for letter in "ab"]
     (folder / "f").write_text(versions[0])
     stop = threading.Event()

@@ -49,7 +49,7 @@ class Cron:
         return list(self("runs", jobId=job_id)["runs"])
 
     def run(self, job_id: str, count: int = 1) -> Any:
-        """The newest run of a job once there are so many."""
+        """Return the newest run of a job once it has this many runs."""
         found = wait_until(lambda: len(runs := self.runs(job_id)) >= count and runs, 20, f"{count} runs")
         return found[0]
 

@@ -91,7 +91,7 @@ def test_the_first_failure_of_a_job_is_reported(talk: Talk) -> None:
     to, said = arrives(talk, "no more of it")
     assert to == "lena" and "“a job” failed" in said
     assert force(talk, task("theta", channel="pager", to="tom"))["status"] == "error"
-    wait_until(lambda: [one for one in taken(talk, "pager") if one[0] == "lena"], 15, "the failure, told elsewhere")
+    wait_until(lambda: [one for one in taken(talk, "pager") if one[0] == "lena"], 15, "the failure, reported elsewhere")
 
 
 def test_what_a_heartbeat_says_is_delivered_however_short(talk: Talk) -> None:

@@ -139,7 +139,7 @@ def test_no_route_asks_a_model_beyond_the_budget(ground: Ground, path: str, body
     assert len(ground.house.model.requests) == asked
 
 
-# -- what a narrow token is told --------------------------------------------------------------------------------------
+# -- what a narrow token learns ---------------------------------------------------------------------------------------
 
 LIMITS: dict[str, dict[str, Any]] = {
     "node": {"nodes": ["laptop"]},

@@ -264,7 +264,7 @@ def test_a_ticket_is_good_from_where_its_node_is(tmp_path: Path) -> None:
         (node.workspace / "source").write_bytes(os.urandom(3 * LONG))
         body = {"source": "node:source", "destination": "node:target", "background": True}
         begun = gateway.request("POST", "/v1/transfers", body).json()
-        wait_until(lambda: proxy.tickets, 20, "a ticket that nobody could use")
+        wait_until(lambda: proxy.tickets, 20, "an unusable ticket")
         mine = f"Authorization: Bearer {proxy.tickets[0]}"
         assert upgrade(gateway, mine, source="127.0.0.2").startswith(b"HTTP/1.1 401 ")
         assert upgrade(gateway, mine).startswith(b"HTTP/1.1 101 ")

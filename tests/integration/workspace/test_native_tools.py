@@ -663,7 +663,7 @@ def test_a_node_that_says_nothing_or_nonsense_of_its_log(gateway: GatewayProcess
     asyncio.run(main())
 
 
-# -- skills, as an agent is told of them ----------------------------------------------------------------------------
+# -- skills, as an agent sees them ----------------------------------------------------------------------------------
 
 
 def skills_of(gateway: GatewayProcess, agent: str) -> dict[str, Any]:

@@ -131,7 +131,7 @@ def test_who_reads_again_what_was_sent_before_may_be_silent_longer(tmp_path: Pat
             await asyncio.to_thread(wait_until, lambda: gateway.get(path)["bytesTransferred"], 20, "progress")
         async with actor(gateway) as node:
             stream = (await node.receive("transfer_open"))["stream"]
-            await asyncio.sleep(7)  # longer than anybody may be silent otherwise
+            await asyncio.sleep(7)  # longer than an end may otherwise be silent
             assert gateway.get(path)["state"] == "running", gateway.get(path)
             await node.send({"type": "transfer_ready", "stream": stream, "offset": 4 * MIB, "complete": False})
             await node.send({"type": "transfer_credit", "stream": stream, "offset": 4 * MIB, "until": 8 * MIB})

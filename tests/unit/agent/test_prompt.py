@@ -25,7 +25,7 @@ PARTS = PromptParts(
 
 def test_it_tells_the_files_the_skills_and_the_machines() -> None:
     prompt = system_prompt(PARTS)
-    for told in (
+    for reported in (
         "### SOUL.md\nBe kind.",
         "### AGENTS.md\nNever delete.",
         "### USER.md\nAda",
@@ -35,7 +35,7 @@ def test_it_tells_the_files_the_skills_and_the_machines() -> None:
         "- gsv__: Cron",
         "/home/me/agents/main",
     ):
-        assert told in prompt
+        assert reported in prompt
     assert "x.md" not in prompt
     assert "Heartbeat" not in prompt
 
@@ -70,13 +70,13 @@ def test_files_of_other_agents_workspaces_are_described_by_their_meaning() -> No
         "AGENTS.md": "rules",
     }
     own = system_prompt(PromptParts(files=files))
-    for told in (
+    for reported in (
         "### TOOLS.md\nthe camera",
         "### BOOTSTRAP.md\nask for a name",
         "### BOOT.md\ngreet",
         "delete the file",
     ):
-        assert told in own
+        assert reported in own
     shared = system_prompt(PromptParts(files=files, private=False))
     assert "the camera" in shared and "ask for a name" not in shared and "greet" not in shared
     child = system_prompt(PromptParts(files=files, mode="minimal"))

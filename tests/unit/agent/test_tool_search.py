@@ -163,13 +163,13 @@ def test_a_run_is_repeated_from_its_recording_byte_for_byte() -> None:
         replay = ReplayModel("test/scripted", kept)
         second = [event async for event in run(replay, start, shelf(call=replaying(kept)))]
 
-        def told(events: Sequence[Any]) -> list[bytes]:
+        def reported(events: Sequence[Any]) -> list[bytes]:
             return [
                 msgspec.json.encode(msgspec.structs.replace(event, seconds=0) if hasattr(event, "seconds") else event)
                 for event in events
             ]
 
-        assert told(second) == told(first)
+        assert reported(second) == reported(first)
         assert isinstance(end(second), Completed)
 
     asyncio.run(both())

@@ -156,7 +156,7 @@ def test_a_link_is_looked_at_each_time(folder: Path) -> None:
 
 
 def test_what_the_kernel_does_not_tell_is_noticed_when_all_is_looked_at(folder: Path, tmp_path: Path) -> None:
-    """Another name of the same file, in a folder that nobody watches."""
+    """Another name of the same file, in a folder that is not watched."""
     other = tmp_path / "other name"
     other.hardlink_to(folder / "MEMORY.md")
 

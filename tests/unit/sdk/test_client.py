@@ -46,7 +46,7 @@ from tests.unit.sdk.wire import (
     ws_frame,
 )
 
-# Longer than any test: whoever reconnects within it did not wait.
+# Longer than any test: a client that reconnects within it did not wait.
 SLOW = ReconnectBackoff(initial_delay=20, max_delay=20)
 
 
@@ -201,7 +201,7 @@ def test_an_address_that_does_not_answer_leaves_time_for_the_next(monkeypatch: p
     @asynchronous
     async def run() -> None:
         with socket.create_server(("127.0.0.1", 0), backlog=0) as deaf, contextlib.ExitStack() as waiting:
-            for _ in range(3):  # whoever comes now is not answered at all
+            for _ in range(3):  # clients that connect now are not answered at all
                 client = waiting.enter_context(socket.socket())
                 client.setblocking(False)
                 client.connect_ex(deaf.getsockname())

@@ -1,4 +1,4 @@
-"""The rules of a policy: which fits a call, read against whoever makes it."""
+"""The rules of a policy: which one matches a call; ambiguity counts against the caller."""
 
 from __future__ import annotations
 

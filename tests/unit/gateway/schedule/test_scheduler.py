@@ -148,7 +148,7 @@ def test_each_slot_runs_once_on_its_grid_however_late_one_looks(tmp_path: Path) 
 
 
 def after_an_hour(policy: str, path: Path, **fields: Any) -> tuple[list[tuple[int, str]], list[int]]:
-    """A job of every 15 minutes that nobody looked after for an hour and five minutes."""
+    """A job of every 15 minutes, without a scheduler for an hour and five minutes."""
     found: list[Any] = []
 
     async def test(house: House) -> None:

@@ -82,11 +82,11 @@ async def test_an_end_that_disconnects_is_reported_once(ends: Ends, who: str) ->
     broke = asyncio.Event()
     times: list[int] = []
 
-    def told() -> None:
+    def reported() -> None:
         times.append(1)
         broke.set()
 
-    moving = SpliceRelay(told)
+    moving = SpliceRelay(reported)
     await both(moving, ends)
     assert await asyncio.to_thread(ends.sender.recv, 1) == GO
     getattr(ends, who).close()  # and the sender has nothing to send

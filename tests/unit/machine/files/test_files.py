@@ -188,7 +188,7 @@ def as_nobody(*acts: Callable[[], object]) -> list[str]:
 
 @pytest.fixture
 def public_folder() -> Iterator[Path]:
-    """A folder that everybody reaches; pytest's own is closed to others."""
+    """A folder that all users can reach; pytest's own is closed to others."""
     with tempfile.TemporaryDirectory() as name:
         Path(name).chmod(0o755)
         yield Path(name)

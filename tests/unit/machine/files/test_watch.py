@@ -72,7 +72,7 @@ def test_too_many_changes_are_reported_as_unknown(watched: tuple[Path, Path]) ->
         pytest.skip("the kernel keeps more events here than is worth making")
     watch = FolderWatch(watched)
     try:
-        paths = [watched[0] / "a", watched[0] / "b"]  # the same event twice in a row is told once
+        paths = [watched[0] / "a", watched[0] / "b"]  # the same event twice in a row is reported once
         for path in paths:
             path.write_text("")
         for number in range(most + 1):
