@@ -1,4 +1,4 @@
-"""Each guard of a fleet holds, and the check of it notices when the guard is taken out.
+"""Each safeguard of a fleet works, and its check notices when the safeguard is disabled.
 
 A safeguard that no test would miss may be lost unnoticed. So each scenario runs twice: as the code is, with
 no violation, and with its guard replaced by nothing, with one.

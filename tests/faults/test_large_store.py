@@ -1,4 +1,4 @@
-"""A store that has grown for years: the gateway is there soon after a kill, and finds what is in it."""
+"""A very large store: the gateway starts quickly after a kill, and finds what is in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A neighbour swaps files and folders for links, as fast as it can, while the guide's tools read and write them.
+"""Another process swaps files and folders for links while the tools of /agent/process read and write them.
 
 Whatever the moment, what is outside is neither shown nor changed.
 """

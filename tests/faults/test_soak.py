@@ -1,4 +1,4 @@
-"""Days of coming and going in a short time: what was opened for it is closed again."""
+"""Many nodes connect and leave in a short time: everything that was opened for them is closed."""
 
 from __future__ import annotations
 

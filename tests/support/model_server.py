@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server over real HTTP that says what a test tells it to, and keeps what it was asked.
+"""An OpenAI-compatible server over real HTTP with scripted replies, which keeps the requests.
 
     with ModelServer(calls(("read", {"path": "a.txt"})), text("It says hello.")) as server:
         ...                              # base URL: server.url; any key

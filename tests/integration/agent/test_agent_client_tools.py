@@ -1,4 +1,4 @@
-"""Tools of the client, and its wishes for the model, through the unmodified `openai` client."""
+"""Tools of the client, and its parameters for the model, through the unmodified `openai` client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs that outlive their gateway: killed or stopped at the worst moment, then taken up again."""
+"""Runs that outlive their gateway: killed or stopped at the worst moment, then resumed."""
 
 from __future__ import annotations
 

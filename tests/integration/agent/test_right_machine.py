@@ -1,4 +1,4 @@
-"""An agent is never led to another machine than the one that was meant, least of all while that one is offline."""
+"""An agent is never directed to another machine than the one it named, even while that one is offline."""
 
 from __future__ import annotations
 

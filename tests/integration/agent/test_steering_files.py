@@ -1,4 +1,4 @@
-"""Files that tell an agent what to do are changed by those who may make it act, through whichever door."""
+"""Steering files can be changed only with the right to make the agent act, on every route."""
 
 from __future__ import annotations
 

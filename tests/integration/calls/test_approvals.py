@@ -1,4 +1,4 @@
-"""Approvals: what was approved is what runs; silence, change and strangers are a no."""
+"""Approvals: what was approved is what runs; without an answer, after a change, or by a stranger, nothing runs."""
 
 from __future__ import annotations
 

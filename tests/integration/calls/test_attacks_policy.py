@@ -1,4 +1,4 @@
-"""Attempts to get round the policy, approvals and identities, kept so that they stay in vain."""
+"""Attempts to bypass the policy, approvals and identities; each must fail."""
 
 from __future__ import annotations
 

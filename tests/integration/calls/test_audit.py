@@ -1,4 +1,4 @@
-"""The journal is sealed: whatever is changed, removed or moved in it, or in what it tells of, is found."""
+"""The journal is sealed: every change, removal or move in it, or in the records it describes, is detected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A call from `POST /v1/tools/invoke` to its one honest end, through every fault in between."""
+"""A call from `POST /v1/tools/invoke` to its single, correct end, through every fault in between."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokens for some tools, some nodes, some time: no other door leads round them."""
+"""Tokens limited to some tools, nodes or a period: no route bypasses the limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happened can be read as a story, a run repeated from the record, and a session gone on with from any moment."""
+"""The journal as a timeline, runs repeated from the record, and sessions forked at any moment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every screen in a real browser: on a desk and a phone, light and dark, without serious problems of accessibility."""
+"""Every screen in a real browser: on desktop and phone, light and dark, without serious accessibility problems."""
 
 from __future__ import annotations
 

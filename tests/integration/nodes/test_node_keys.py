@@ -1,4 +1,4 @@
-"""Nodes that log in by a key: the way in, and everything an attacker might try with what he can see of it."""
+"""Nodes that log in with a key: the login, and everything an attacker might try with what is visible of it."""
 
 from __future__ import annotations
 

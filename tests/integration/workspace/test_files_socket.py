@@ -1,4 +1,4 @@
-"""Long transfers have connections of their own, and do without them wherever there can be none."""
+"""Long transfers use their own connections, and work without them where that is not possible."""
 
 from __future__ import annotations
 

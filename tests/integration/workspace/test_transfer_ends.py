@@ -1,4 +1,4 @@
-"""How transfers end whose nodes do not come back, or never stay: what is said of the destination is so."""
+"""How transfers end whose nodes do not return, or keep disconnecting: the reported state of the destination is true."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Few tools in the prompt, all in reach; outcomes; recordings."""
+"""Few tools in the prompt, all of them callable; outcomes; recordings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replies recorded and given again."""
+"""Recording and replaying replies."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_what_a_cut_stream_said_is_not_recorded(tmp_path: Path) -> None:
 
 def test_an_empty_recording_says_so(tmp_path: Path) -> None:
     (tmp_path / "r").write_bytes(b"\n")
-    with pytest.raises(ModelError, match="has no reply left: it holds 0"):
+    with pytest.raises(ModelError, match="has no reply left: it has 0"):
         replay(tmp_path / "r", asked("a"))
 
 

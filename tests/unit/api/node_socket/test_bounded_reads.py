@@ -1,4 +1,4 @@
-"""A connection on which a file comes is read a little at a time, so that others have their turns."""
+"""A connection that receives a file is read in small portions, so that others are served."""
 
 from __future__ import annotations
 

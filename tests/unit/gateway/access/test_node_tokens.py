@@ -1,4 +1,4 @@
-"""`SA_NODE_TOKENS` and `SA_NODE_CAPS`: what they mean, and that a slip in them never opens anything."""
+"""`SA_NODE_TOKENS` and `SA_NODE_CAPS`: what they mean, and that a mistake in them never grants access."""
 
 from __future__ import annotations
 

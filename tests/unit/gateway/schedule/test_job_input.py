@@ -1,4 +1,4 @@
-"""Whatever callers say about a job, it is read or refused."""
+"""Every description of a job is parsed or refused."""
 
 from __future__ import annotations
 

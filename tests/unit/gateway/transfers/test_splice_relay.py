@@ -1,4 +1,4 @@
-"""The connections of a long transfer: who comes, what is moved, and how it ends."""
+"""The connections of a long transfer: how they begin, what is moved, and how they end."""
 
 from __future__ import annotations
 

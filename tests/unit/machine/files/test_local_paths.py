@@ -1,4 +1,4 @@
-"""Where the tools of the gateway's own machine may go, and everything that tries to get elsewhere."""
+"""Which files the tools of the gateway's machine may use, and attempts to reach others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What calls change is kept and can be taken back: on real files, with a full store, with a program that is killed."""
+"""Changes of calls are kept and can be undone: on real files, with a full store, with a program that is killed."""
 
 from __future__ import annotations
 

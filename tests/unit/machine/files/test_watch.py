@@ -1,4 +1,4 @@
-"""What the kernel tells of a folder's files."""
+"""Changes in folders as the kernel reports them."""
 
 from pathlib import Path
 
