@@ -25,7 +25,7 @@ def test_every_promise_has_its_line_and_every_test_it_names_is_there() -> None:
 
 
 def test_nothing_waits_in_a_queue_without_end() -> None:
-    """A slow reader is waited for, or told that it missed something; it is never given all the memory."""
+    """A slow reader is waited for, or learns that it missed something; it never uses up the memory."""
     sources = {path: path.read_text() for path in (ROOT / "src").rglob("*.py")}
     assert not [path.name for path, source in sources.items() if re.search(r"asyncio\.Queue\(\)", source)]
 

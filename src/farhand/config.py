@@ -123,7 +123,7 @@ class SandboxSection(msgspec.Struct, forbid_unknown_fields=True):
     ssh_user: str = ""
     # Private key; default `keys/host_ed25519` in the home.
     ssh_key: str = ""
-    # Where the host's key is written down; default `keys/known_hosts` in the home.
+    # The file with the host's key; default `keys/known_hosts` in the home.
     ssh_known_hosts: str = ""
 
     @property
@@ -135,7 +135,7 @@ class SandboxSection(msgspec.Struct, forbid_unknown_fields=True):
         return ResourceLimits.read(str(self.memory), str(self.cpus), str(self.processes), str(self.disk))
 
     def check(self) -> None:
-        """Raise ValueError for a network or a limit that is none."""
+        """Raise ValueError for an invalid network or limit."""
         try:
             _ = self.network_rule, self.resources
         except ValueError as error:

@@ -136,7 +136,7 @@ def test_a_reply_that_is_not_streamed(api: Api) -> None:
         assert end.message.tool_calls == (ToolUse("toolu_9", "sky.weather", '{"city":"Oslo"}'),)
 
 
-def test_thinking_is_told_apart(api: Api) -> None:
+def test_thinking_is_separate_from_text(api: Api) -> None:
     events, _ = ask(api.name, api.text("42", thinking="let me see"))
     assert [event.text for event in events if isinstance(event, ThinkingDelta)] == ["let me see"]
     end = finished(events)

@@ -232,7 +232,7 @@ def test_any_text_and_bytes_come_back(on_store: OnStore) -> None:
     on_store(test)
 
 
-def test_the_loop_goes_on_while_an_operation_runs(on_store: OnStore) -> None:
+def test_the_loop_continues_while_an_operation_runs(on_store: OnStore) -> None:
     go_on = threading.Event()
 
     async def test(store: Store) -> None:
@@ -279,7 +279,7 @@ def test_a_query_waits_for_its_commit_before_and_after_the_first_write(on_store:
     on_store(test)
 
 
-def test_what_was_written_is_there_after_opening_again(engine: Engine, tmp_path: Path) -> None:
+def test_written_rows_exist_after_reopening(engine: Engine, tmp_path: Path) -> None:
     async def run() -> None:
         store = engine.open(tmp_path)
         await store.write(note("first"))

@@ -29,13 +29,13 @@ LONG = os.environ.get("FARHAND_SIEGE") == "long"
 pytestmark = [pytest.mark.siege, pytest.mark.timeout(1800 if LONG else 300)]
 
 
-def told(what: str, tried: int, held: int) -> None:
+def report(what: str, tried: int, held: int) -> None:
     print(f"{what}: {tried} tried, {held} held")
     assert tried == held and tried > 0, f"{what}: {tried} tried, only {held} held"
 
 
 class Corrupting(Proxy):
-    """Changes a byte here and there, while it is told to."""
+    """Changes a byte here and there while it is active."""
 
     def __init__(self, port: int) -> None:
         super().__init__(port)
@@ -51,7 +51,7 @@ class Corrupting(Proxy):
         return data[:place] + bytes([data[place] ^ (1 << self._random.randrange(8))]) + data[place + 1 :]
 
 
-def test_p3_p9_a_link_that_corrupts_repeats_nothing_and_hurts_nobody_else(
+def test_p3_p9_a_link_that_corrupts_repeats_nothing_and_does_not_affect_others(
     gateway: GatewayProcess, tmp_path: Path
 ) -> None:
     rounds = 400 if LONG else 30
@@ -74,8 +74,8 @@ def test_p3_p9_a_link_that_corrupts_repeats_nothing_and_hurts_nobody_else(
         assert sound.process is not None and sound.process.poll() is None
     print(f"corrupted {proxy.changed} pieces; {dict(states)}")
     assert proxy.changed > 0
-    told("calls of the sound node beside a corrupting link", rounds, good)
-    told("starts of calls over it that were single", len(starts), sum(count == 1 for count in starts.values()))
+    report("calls of the sound node beside a corrupting link", rounds, good)
+    report("starts of calls over it that were single", len(starts), sum(count == 1 for count in starts.values()))
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def test_p1_a_full_disk_acknowledges_nothing_it_cannot_keep(small_disk: Path, tm
             gateway.start()
             kept = sum(gateway.get(f"/v1/calls/{call_id}")["state"] == "ok" for call_id in said)
         assert full > 0, "the disk was full"
-        told("acknowledged calls around a full disk", len(said), kept)
+        report("acknowledged calls around a full disk", len(said), kept)
         print(f"{full} refused while it was full; {started_when_full} started in all")
         assert started_when_full <= len(said) + full
     finally:
@@ -147,7 +147,7 @@ def test_p9_p10_descriptors_that_run_out_come_back(tmp_path: Path) -> None:
         held = sum(answers(gateway) for _ in range(50))
         wait_until(lambda: descriptors(gateway) <= before + 8, 15, "the descriptors given back")
         assert gateway.log.stat().st_size < 5_000_000, "the log is not flooded"
-    told("requests after descriptors ran out", 50, held)
+    report("requests after descriptors ran out", 50, held)
 
 
 def descriptors(gateway: GatewayProcess) -> int:
@@ -183,7 +183,7 @@ def test_p9_a_storm_of_reconnections_leaves_every_node_there_once(gateway: Gatew
         return back
 
     back = asyncio.run(storm())
-    told("nodes back after storms", nodes * waves, back)
+    report("nodes back after storms", nodes * waves, back)
     wait_until(lambda: not any(node["online"] for node in gateway.get("/v1/nodes")["nodes"]), 15, "all gone again")
 
 
@@ -206,7 +206,7 @@ HOSTILE: list[Any] = [
 ]
 
 
-def test_p9_hostile_peers_answer_for_nobody_and_hold_nobody_up(gateway: GatewayProcess) -> None:
+def test_p9_hostile_peers_answer_no_other_calls_and_do_not_block_others(gateway: GatewayProcess) -> None:
     """Beside a node that works, one says what it likes, before and after its hello, with the id of the other's call."""
 
     tokens = {
@@ -239,12 +239,12 @@ def test_p9_hostile_peers_answer_for_nobody_and_hold_nobody_up(gateway: GatewayP
         return tried, held
 
     tried, held = asyncio.run(attack())
-    told("calls beside a hostile peer", tried, held)
+    report("calls beside a hostile peer", tried, held)
     assert gateway.get("/v1/health")["status"] == "ok"
     assert resident(gateway) < 512 * 1024 * 1024
 
 
-def test_p9_p10_readers_that_do_not_read_cost_little_and_hold_nobody_up(
+def test_p9_p10_readers_that_do_not_read_cost_little_and_do_not_block_others(
     gateway: GatewayProcess, tmp_path: Path
 ) -> None:
     readers = []
@@ -275,7 +275,7 @@ def test_p9_p10_readers_that_do_not_read_cost_little_and_hold_nobody_up(
         grown = resident(gateway) - before
         for one in readers:
             one.close()
-    told("calls beside twenty readers that do not read", calls, held)
+    report("calls beside twenty readers that do not read", calls, held)
     print(f"resident memory grew by {grown // 1024} KiB")
     assert grown < 100 * 1024 * 1024
 

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.siege, pytest.mark.timeout(1800 if LONG else 240)]
 
 
 class Nemesis(threading.Thread):
-    """Does to a link what lines do, at random by its seed, until it is told to stop; then the link is sound again."""
+    """Disturbs a link at random, by its seed, until it is stopped; then the link works again."""
 
     def __init__(self, proxy: Proxy, faults: int, seed: int) -> None:
         super().__init__(daemon=True)
@@ -78,7 +78,7 @@ def test_p3_p9_a_bad_link_repeats_nothing_and_loses_no_answer(gateway: GatewayPr
 
 
 def test_p9_of_machines_with_one_id_the_newest_is_the_node(gateway: GatewayProcess) -> None:
-    """Each takes over from the one before; what the older ones still say, their goodbyes included, is nobody's."""
+    """Each takes over from the one before; what the older ones still send, including their close, has no effect."""
     rounds = 60 if LONG else 12
 
     async def fight() -> int:

@@ -1,4 +1,4 @@
-"""A store that is damaged, lost or emptied: set aside, the last good copy opened, the owner told."""
+"""A store that is damaged, lost or emptied is set aside, the last good copy is opened, and the owner is informed."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def garble(path: Path) -> None:
 
 @pytest.mark.siege
 @pytest.mark.parametrize("damage", [spoil, lose, empty, cut, garble])
-def test_p11_the_last_good_copy_is_opened_and_the_owner_told(tmp_path: Path, damage: Any) -> None:
+def test_p11_the_last_good_copy_is_opened_and_reported(tmp_path: Path, damage: Any) -> None:
     with GatewayProcess(tmp_path / "home", env=OFTEN) as gateway:
         kept = gateway.request("POST", "/v1/tokens", {"label": "kept", "scopes": ["read"]}).json()
         gone = gateway.request("POST", "/v1/tokens", {"label": "gone", "scopes": ["read"]}).json()
@@ -73,8 +73,8 @@ def test_p11_the_last_good_copy_is_opened_and_the_owner_told(tmp_path: Path, dam
         assert health["status"] == "ok" and recovery["backup"] and recovery["backup_at"]
         aside = Path(recovery["set_aside"])
         assert (aside / "farhand.db").exists() or damage is lose, "what was damaged is kept"
-        told = [event for event in events(gateway, seen) if event["kind"] == "store.recovered"]
-        assert len(told) == 1, "a reader of the journal who was there before hears of it"
+        reported = [event for event in events(gateway, seen) if event["kind"] == "store.recovered"]
+        assert len(reported) == 1, "an earlier reader of the journal gets the event"
         assert "damaged" in gateway.log.read_text()
         assert gateway.request("GET", "/v1/nodes", token=kept["token"]).status == 200
         refused = gateway.request("GET", "/v1/nodes", token=gone["token"])

@@ -1,6 +1,6 @@
-"""Each guard of a fleet holds, and the check of it notices when the guard is taken out.
+"""Each safeguard of a fleet works, and its check notices when the safeguard is disabled.
 
-A guard that no test would miss may be gone without anybody noticing. So each scenario runs twice: as the code is, with
+A safeguard that no test would miss may be lost unnoticed. So each scenario runs twice: as the code is, with
 no violation, and with its guard replaced by nothing, with one.
 """
 
@@ -101,7 +101,7 @@ def start_after_the_end(pair: Pair) -> list[str]:
     refused = call(CallState.DENIED, ended_at=2, duration_ms=1.0)
     pair.two.query(lambda tx: waiting_calls.finish_waiting(tx, refused))
     started = pair.one.query(lambda tx: waiting_calls.start_waiting(tx, call(), 3))
-    return ["a call that was told not to run may run"] * started
+    return ["a call that was reported not to have run may run"] * started
 
 
 def unguarded(statement: str) -> str:

@@ -1,4 +1,4 @@
-"""Inputs that are made to hurt: each is answered or turned away, and nobody else waits long or runs out of memory."""
+"""Hostile inputs: each is answered or refused, other clients do not wait long, and memory stays bounded."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PATIENCE = 20.0
 
 
 class Beside:
-    """Somebody else's requests meanwhile, and the longest that any of them took."""
+    """Requests of another client meanwhile, and the longest time that one of them took."""
 
     def __init__(self, gateway: GatewayProcess) -> None:
         self._gateway = gateway
@@ -103,7 +103,7 @@ def tools(folder: Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
     yield "a flood", "hands__Bash", {"command": f"head -c {200_000_000 if LONG else 50_000_000} /dev/zero | tr '\\0' y"}
     yield "a patch of nothing", "apply_patch", {"patch": "*** Begin Patch\n" + "@@\n" * 100_000 + "*** End Patch"}
     yield "a long question", "memory_search", {"query": "x " * 500_000}
-    yield "a moment that is none", "cron", {"action": "add", "schedule": "*/1 " * 10_000, "prompt": "x"}
+    yield "an invalid moment", "cron", {"action": "add", "schedule": "*/1 " * 10_000, "prompt": "x"}
 
 
 def post(gateway: GatewayProcess, path: str, body: bytes) -> int:
@@ -171,7 +171,7 @@ def memory(pid: int) -> int:
     return int(next(line for line in text.splitlines() if line.startswith("VmHWM")).split()[1])
 
 
-def test_p10_inputs_that_are_made_to_hurt_are_answered_and_hold_nobody_up(tmp_path: Path) -> None:
+def test_p10_inputs_that_are_made_to_hurt_are_answered_and_do_not_block_others(tmp_path: Path) -> None:
     with (
         GatewayProcess(tmp_path / "home") as gateway,
         NodeProcess(gateway, tmp_path / "hands", "hands") as node,
@@ -201,7 +201,7 @@ def test_p10_inputs_that_are_made_to_hurt_are_answered_and_hold_nobody_up(tmp_pa
         peak = memory(gateway.process.pid)
         took = sorted(beside.took)
         print(f"inputs that are made to hurt: {tried} tried, {held} held")
-        print(f"requests of somebody else meanwhile: {beside.tried} tried, {beside.held} held")
+        print(f"requests of another client meanwhile: {beside.tried} tried, {beside.held} held")
         print(f"the longest of those took {took[-1]:.0f} ms, 99 of 100 at most {took[len(took) * 99 // 100]:.0f} ms")
         print(f"the gateway's memory at its highest: {peak // 1024} MiB")
         assert held == tried and beside.held == beside.tried > 0

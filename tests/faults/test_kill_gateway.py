@@ -184,9 +184,9 @@ def test_no_acknowledged_call_is_lost_and_no_side_effect_repeated(tmp_path: Path
     states = Counter(record["state"] for record in records.values())
     answers = {key: answer for caller in callers for key, answer in caller.answers.items()}
     tried = sum(caller.tried for caller in callers)
-    told = Counter(answer["state"] for answer in answers.values())
+    reported = Counter(answer["state"] for answer in answers.values())
     print(
-        f"\n{KILLS} kills: {tried} calls tried, {len(answers)} answered ({dict(told)}), "
+        f"\n{KILLS} kills: {tried} calls tried, {len(answers)} answered ({dict(reported)}), "
         f"{sum(caller.retries for caller in callers)} asked again, {len(records)} in the record ({dict(states)}), "
         f"{sum(effects.values())} side effects, {states['unknown']} unknown"
     )
@@ -203,7 +203,7 @@ def test_no_acknowledged_call_is_lost_and_no_side_effect_repeated(tmp_path: Path
         record = records[answer["request_id"]]
         assert record["session_key"] == key
         if answer["state"] == "running":
-            continue  # told that it runs in the background
+            continue  # reported as running in the background
         assert record["state"] == answer["state"]
         assert record.get("result") == answer.get("result") and record.get("error") == answer.get("error")
         held += 1

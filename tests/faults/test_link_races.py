@@ -1,4 +1,4 @@
-"""A neighbour swaps files and folders for links, as fast as it can, while the guide's tools read and write them.
+"""Another process swaps files and folders for links while the tools of /agent/process read and write them.
 
 Whatever the moment, what is outside is neither shown nor changed.
 """
@@ -171,7 +171,7 @@ def test_no_write_reaches_the_outside(ground: tuple[Path, Path], race: str, tmp_
     assert untouched(outside) and counts["ok"] > 0, counts
 
 
-def test_no_answer_of_the_door_shows_the_outside(race: str, tmp_path: Path) -> None:
+def test_no_answer_of_agent_process_shows_the_outside(race: str, tmp_path: Path) -> None:
     with GatewayProcess(tmp_path / "home") as gateway:
         workspace, outside = gateway.home / "agents" / "main", tmp_path / "outside"
         furnish(workspace, outside)

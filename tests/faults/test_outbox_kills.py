@@ -121,7 +121,7 @@ class Fleet:
 
 @pytest.mark.siege
 @pytest.mark.timeout(300 if KILLS == 25 else 3600)
-def test_of_many_gateways_one_sends_a_message_and_in_order(tmp_path: Path) -> None:
+def test_one_of_many_gateways_sends_each_message_in_order(tmp_path: Path) -> None:
     fleet = Fleet(tmp_path)
     try:
         for _ in range(GATEWAYS):

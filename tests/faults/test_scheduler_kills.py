@@ -216,12 +216,12 @@ def test_a_gateway_under_kills_gives_each_slot_one_turn(tmp_path: Path) -> None:
     assert slots == list(range(added["createdAtMs"] + 700, slots[-1] + 1, 700))
     statuses = Counter(run["status"] for run in found)
     users = [message for message in history if message["role"] == "user"]
-    told = len(users)
+    reported = len(users)
     turns = Counter(message["run_id"] for message in users)
-    print(f"\n{GATEWAY_KILLS} kills: {len(found)} slots, {dict(statuses)}, {told} messages to the agent")
+    print(f"\n{GATEWAY_KILLS} kills: {len(found)} slots, {dict(statuses)}, {reported} messages to the agent")
     assert set(statuses) <= {"ok", "error"}  # an error: its turn was killed too often
     assert statuses["ok"] >= len(found) - GATEWAY_KILLS // 3
     repeated = [run for run, count in turns.items() if count > 1]
     assert repeated == [], [message for message in history if message["run_id"] in repeated]
-    assert told == len(found)
-    print(f"slots with one turn each, {GATEWAY_KILLS} kills of a gateway: {len(found)} tried, {told} held")
+    assert reported == len(found)
+    print(f"slots with one turn each, {GATEWAY_KILLS} kills of a gateway: {len(found)} tried, {reported} held")

@@ -1,4 +1,4 @@
-"""Days of coming and going in a short time: what was opened for it is closed again."""
+"""Many nodes connect and leave in a short time: everything that was opened for them is closed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def memory(pid: int) -> int:
 
 
 async def come_and_go(gateway: GatewayProcess, number: int) -> bool:
-    """A node joins, is called, and leaves; somebody follows the journal for a moment."""
+    """A node joins, is called, and leaves; a client follows the journal for a moment."""
     async with PlainNode.connect(gateway, f"node-{number % NODES}", [f"soak{number % NODES}"]) as node:
         call = asyncio.create_task(gateway.ainvoke(f"soak{number % NODES}.do", {"number": number}))
         await node.answer(await node.receive("tool_request"), {"text": "x" * 1000})

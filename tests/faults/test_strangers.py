@@ -30,7 +30,7 @@ from tests.support.harness import GatewayProcess, wait_until
 
 pytestmark = [pytest.mark.siege, pytest.mark.timeout(300)]
 CROWD = 2000 if os.environ.get("FARHAND_SIEGE") == "long" else 300
-# So many descriptors has a gateway that is pressed for them.
+# The number of descriptors of a gateway that has few.
 SMALL = 512
 
 
@@ -87,7 +87,7 @@ def test_who_has_waited_longest_makes_room() -> None:
     assert not other.out
 
 
-def test_everybody_coming_back_at_once_is_let_in() -> None:
+def test_all_clients_that_reconnect_at_once_are_admitted() -> None:
     hours = Hours()
     limits = ConnectionLimits(hours.later, hours, room=10 * MAX_CONNECTIONS)
     crowd = [Caller() for _ in range(10 * MAX_CONNECTIONS)]
@@ -96,7 +96,7 @@ def test_everybody_coming_back_at_once_is_let_in() -> None:
     hours.pass_by(0.9 * GRACE_SECONDS)
     assert not any(one.out for one in crowd), "a moment is granted to all"
     hours.pass_by(GRACE_SECONDS)
-    assert len(limits) == MAX_CONNECTIONS, "and no longer, though nobody else came"
+    assert len(limits) == MAX_CONNECTIONS, "and no longer, although no other client came"
 
 
 def test_who_was_not_listened_to_has_another_moment() -> None:
@@ -111,7 +111,7 @@ def test_who_was_not_listened_to_has_another_moment() -> None:
     assert len(limits) == MAX_CONNECTIONS
 
 
-def test_a_burst_is_no_larger_than_the_room_and_hurts_nobody_else(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_burst_is_no_larger_than_the_room_and_does_not_affect_others(caplog: pytest.LogCaptureFixture) -> None:
     hours = Hours()
     limits = ConnectionLimits(hours.later, hours, room=400)
     friend = Caller()
@@ -155,7 +155,7 @@ def test_an_address_has_one_name_and_the_table_of_them_an_end() -> None:
     throttle.check(from_address("2001:db8::1"))
 
 
-def test_requests_without_a_token_have_a_budget_of_their_own(gateway: GatewayProcess) -> None:
+def test_requests_without_a_token_have_a_separate_limit(gateway: GatewayProcess) -> None:
     """From behind a proxy, that is: this machine itself is not counted."""
     headers = {"X-Forwarded-For": "192.0.2.1"}
     line = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=30)
@@ -203,7 +203,7 @@ def test_p9_p10_strangers_who_say_nothing_or_half_of_it_are_turned_out(gateway: 
     wait_until(lambda: descriptors(gateway) <= before + 8, HEAD_SECONDS + 40, "the end of the strangers")
     print(f"strangers turned out: {CROWD} tried, {CROWD} held")
     gateway.request("POST", "/v1/tokens", {"label": "after", "scopes": ["read"]})
-    while b"token.created" not in answer.fp.readline():  # the stream of somebody known goes on
+    while b"token.created" not in answer.fp.readline():  # the stream of a known client continues
         pass
     stream.close()
     for one in crowd:
@@ -225,7 +225,7 @@ def few_descriptors(gateway: GatewayProcess) -> Iterator[None]:
 
 
 def burst(gateway: GatewayProcess, count: int, stack: contextlib.ExitStack) -> list[socket.socket]:
-    """So many connections at once, which say nothing."""
+    """Open this many connections at once, which send nothing."""
     crowd = [stack.enter_context(socket.socket()) for _ in range(count)]
     for one in crowd:
         one.setblocking(False)
@@ -285,4 +285,4 @@ def test_a_stream_ends_with_its_token(gateway: GatewayProcess, end: str, tmp_pat
     if end == "revoked":
         assert not over.is_set()
         gateway.request("DELETE", f"/v1/tokens/{made['id']}")
-    assert over.wait(10), "nothing more is told"
+    assert over.wait(10), "nothing more is sent"

@@ -91,7 +91,7 @@ def test_a_broken_transfer_ends_whole_or_leaves_the_destination_alone(scene: Sce
     print(f"transfers, broken {len(broken)} times in all: {number} tried, {number} held")
 
 
-def test_a_node_that_stays_away_is_told_and_the_destination_is_as_it_was(scene: Scene) -> None:
+def test_a_node_that_stays_away_is_reported_and_the_destination_is_unchanged(scene: Scene) -> None:
     source = make_source(scene.left.workspace / "source", random.Random(7), folder=False)
     target = scene.right.workspace / "target"
     target.write_bytes(b"as it was")
@@ -122,11 +122,11 @@ def left_behind(scene: Scene) -> list[Path]:
 
 
 def test_what_the_receiver_holds_is_not_sent_again(scene: Scene) -> None:
-    """Whoever is killed, no more than one window crosses the wire twice."""
+    """Whichever program is killed, no more than one window is sent twice."""
     source = scene.left.workspace / "big"
     source.write_bytes(os.urandom(96 * MIB))
     target = scene.right.workspace / "big"
-    scene.proxies[1].pace = 0.02  # so that it is still on its way when somebody is killed
+    scene.proxies[1].pace = 0.02  # so that it is still in progress at the kill
     for kill in ("right", "left", "gateway"):
         target.unlink(missing_ok=True)
         before = scene.proxies[1].carried

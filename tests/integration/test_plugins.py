@@ -92,7 +92,7 @@ def test_broken_plug_ins_are_reported_and_left_out(tmp_path: Path, site: Path) -
         log = gateway.log.read_text()
         assert "plug-in 'torn' (farhand.tools of torn 2) cannot be loaded: RuntimeError: torn apart" in log
         assert "plug-in 'same' (farhand.tools of torn 2): there is a tool 'word_count' already" in log
-        assert "[channels.rag] is left out: plug-in 'rag' (farhand.channels of torn 2) cannot be loaded" in log
+        assert "[channels.rag] is skipped: plug-in 'rag' (farhand.channels of torn 2) cannot be loaded" in log
         assert "plug-in 'telegram' (farhand.channels of torn 2) is ignored" in log
         assert "Traceback" not in log
         assert "rag" not in [channel["name"] for channel in gateway.get("/v1/channels")["channels"]]

@@ -94,7 +94,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def visit(browser: Any) -> Iterator[Open]:
-    """Opens browsers; in the end, none may have complained or spoken to anybody but its gateway."""
+    """Opens browsers; at the end, none may have reported an error or contacted a server other than its gateway."""
     visits: list[Visit] = []
 
     def open_one(**options: Any) -> Visit:

@@ -246,7 +246,7 @@ class DiscordDouble(_HttpDouble):
 
 
 class _PostingDouble(_HttpDouble):
-    """A service that posts to the gateway, which passes the posts to the channel's door."""
+    """A service that posts to the gateway, which passes the posts to the channel's handler."""
 
     posts = True
 
@@ -259,10 +259,10 @@ class _PostingDouble(_HttpDouble):
 
     async def post(self, channel: Channel, headers: dict[bytes, bytes], body: bytes) -> None:
         assert isinstance(channel, PostedChannel)
-        door = channel.door()
+        handler = channel.post_handler()
         while True:
             try:
-                await door.receive(headers, body)
+                await handler.receive(headers, body)
                 return
             except (InvalidArgs, NotAllowed):
                 return

@@ -1,4 +1,4 @@
-"""Chat services over real sockets, as far as the adapters use them. Each keeps what it was told."""
+"""Chat services over real sockets, as far as the adapters use them. Each keeps what it received."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Request:
         return {name: _plain(values[-1]) for name, values in parse_qs(self.body.decode()).items()}
 
 
-# Status, body (bytes, an object sent as JSON, or pieces as they come), headers. None: hang up without a word.
+# Status, body (bytes, an object sent as JSON, or pieces as they come), headers. None: close the connection.
 Answer = tuple[int, Any] | tuple[int, Any, dict[str, str]] | None
 
 
@@ -196,7 +196,7 @@ class TelegramServer(HttpService):
         self._number = 100
 
     def write(self, sender: int, text: str, *, chat: dict[str, Any] | None = None, **more: Any) -> None:
-        """Somebody writes to the bot."""
+        """Let a person write to the bot."""
         with self.lock:
             self._number += 1
             who = {"id": sender, "is_bot": False, "first_name": f"P{sender}"}
@@ -435,7 +435,7 @@ class DiscordServer(HttpService):
 
         with contextlib.suppress(OSError, websockets.exceptions.WebSocketException):
             tell({"op": 10, "d": {"heartbeat_interval": 200}})
-            told = None
+            reported = None
             while True:
                 with contextlib.suppress(TimeoutError):
                     said = json.loads(socket.recv(timeout=0.02))
@@ -445,18 +445,18 @@ class DiscordServer(HttpService):
                         assert said["d"]["token"] == self.TOKEN and said["d"]["intents"] & 1 << 15
                         self.identified += 1
                         tell({"op": 0, "t": "READY", "s": 1, "d": self._ready()})
-                        told = 0
+                        reported = 0
                     elif said["op"] == 6:
                         assert said["d"]["session_id"] == "s1"
                         self.resumed += 1
-                        told = said["d"]["seq"] - 1
+                        reported = said["d"]["seq"] - 1
                         tell({"op": 0, "t": "RESUMED", "s": said["d"]["seq"], "d": {}})
                 with self.lock:
-                    due = [] if told is None else self._events[told:]
+                    due = [] if reported is None else self._events[reported:]
                 for event in due:
                     tell(event)
-                    assert told is not None
-                    told += 1
+                    assert reported is not None
+                    reported += 1
 
     def _ready(self) -> dict[str, Any]:
         me = {**_discord_user(self.ME), "bot": True, "mfa_enabled": True, "verified": True, "flags": 0}

@@ -137,7 +137,7 @@ class Reader:
         self.home = folder / "home"
         self.temporary = folder / "tmp"
         self.temporary.mkdir(parents=True)
-        # What was run and what it printed, for whoever writes a page.
+        # What was run and what it printed, for authors of pages.
         self.transcript = folder / "transcript"
         self._mark = f"TEST_PAGE={uuid.uuid4()}"
         clean = {
@@ -239,8 +239,8 @@ class Reader:
         printed = done.stdout.decode(errors="replace")
         with self.transcript.open("a") as file:
             file.write(f"$ {command.text}\n{self._normal(printed, blanks=True)}\n")
-        told = any(line.strip() not in {"", "...", "…"} for line in command.shown)
-        assert told or done.returncode == 0, f"status {done.returncode}\n{printed}"
+        reported = any(line.strip() not in {"", "...", "…"} for line in command.shown)
+        assert reported or done.returncode == 0, f"status {done.returncode}\n{printed}"
         return printed
 
     def _start(self, command: Command) -> None:

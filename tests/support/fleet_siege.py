@@ -340,7 +340,7 @@ def start_again(gateway: GatewayProcess) -> None:
 class Traffic:
     """Callers, each making one call after the other on random gateways; jobs; and messages. Use as a context manager.
 
-    `told` is what each caller was told: `ok`, `did not run` or `unknown`, by the name of the line that the call leaves.
+    `reported` is the answer to each caller: `ok`, `did not run` or `unknown`, by the line that the call leaves.
     """
 
     def __init__(
@@ -366,8 +366,8 @@ class Traffic:
         self._slow = slow
         self._stop = threading.Event()
         self._lock = threading.Lock()
-        self.told: dict[str, str] = {}
-        # Ids of the calls that callers were told the end of.
+        self.reported: dict[str, str] = {}
+        # Ids of the calls whose end was reported to callers.
         self.ids: dict[str, str] = {}
         self.slots = 0
         self.messages = 0
@@ -397,7 +397,7 @@ class Traffic:
     @property
     def succeeded(self) -> int:
         with self._lock:
-            return sum(what == "ok" for what in self.told.values())
+            return sum(what == "ok" for what in self.reported.values())
 
     def more(self, count: int, seconds: float = 180) -> bool:
         """Wait until some more calls have succeeded; return whether they did in time."""
@@ -431,7 +431,7 @@ class Traffic:
             else:
                 what = self._tried(chance.choice(self._fleet), name, body, {})
             with self._lock:
-                self.told[name] = what
+                self.reported[name] = what
             if self._rest:
                 self._stop.wait(chance.uniform(0, self._rest))
 
@@ -534,7 +534,7 @@ class Traffic:
 
 
 class Checker:
-    """Compares what happened with what was told and recorded. Make it after the traffic has ended.
+    """Compares what happened with what was reported and recorded. Make it after the traffic has ended.
 
     `violations` are what must not be, `counts` what was checked.
     """
@@ -542,7 +542,7 @@ class Checker:
     def __init__(self, siege: Siege, traffic: Traffic, *, quiet: float = 100) -> None:
         """Wait up to `quiet` seconds for the end of everything that is open."""
         self._siege = siege
-        self._told, self._ids = traffic.told, traffic.ids
+        self._reported, self._ids = traffic.reported, traffic.ids
         self.violations: list[str] = []
         self.counts: list[str] = []
         with psycopg.connect(siege.url, autocommit=True) as connection:
@@ -585,21 +585,21 @@ class Checker:
         self._wrong("still open", left)
 
     def _check_told(self) -> None:
-        told, happened = self._told, self._happened
-        twice = [name for name, count in happened.items() if count > 1 and name in told]
+        reported, happened = self._reported, self._happened
+        twice = [name for name, count in happened.items() if count > 1 and name in reported]
         self._wrong("ran more than once", twice)
-        succeeded = [name for name, what in told.items() if what == "ok"]
+        succeeded = [name for name, what in reported.items() if what == "ok"]
         not_once = [name for name in succeeded if happened[name] != 1]
-        self._wrong("told ok, and did not run once", not_once)
-        ran = [name for name, what in told.items() if what == NOT_RUN and happened[name]]
-        self._wrong("told that it did not run, and ran", ran)
+        self._wrong("reported ok, and did not run once", not_once)
+        ran = [name for name, what in reported.items() if what == NOT_RUN and happened[name]]
+        self._wrong("reported not to have run, and ran", ran)
         self._count("calls that ended ok and ran once", len(succeeded), len(not_once))
-        effects = [name for name in happened if name in told]
+        effects = [name for name in happened if name in reported]
         self._count("side effects that were single", len(effects), len(twice))
-        self.counts.append(f"{len(told)} calls: {dict(Counter(told.values()))}")
+        self.counts.append(f"{len(reported)} calls: {dict(Counter(reported.values()))}")
 
     def _check_recorded(self) -> None:
-        """What the record says of each call is what happened, and what its caller was told."""
+        """What the record says of each call is what happened, and what was reported to its caller."""
         found = self._rows("SELECT id, tool, state, args, error_message FROM calls")
         states: dict[str, str] = {}
         not_run: set[str] = set()
@@ -624,12 +624,15 @@ class Checker:
         self._wrong("recorded as ok, and did not run once", not_once)
         self._wrong("recorded as not run, and ran", ran)
         other = [
-            (name, call, self._told[name], states[call])
+            (name, call, self._reported[name], states[call])
             for name, call in self._ids.items()
             if call in states
-            and (self._told[name] == "ok" != states[call] or (self._told[name] == NOT_RUN and states[call] == "ok"))
+            and (
+                self._reported[name] == "ok" != states[call]
+                or (self._reported[name] == NOT_RUN and states[call] == "ok")
+            )
         ]
-        self._wrong("told otherwise than recorded", other)
+        self._wrong("reported otherwise than recorded", other)
         self.counts.append(f"calls in the store: {dict(Counter(states[call] for call in states))}")
 
     def _check_ends(self) -> None:
@@ -656,7 +659,7 @@ class Checker:
         self._count("frames for a connection of the node", frames, len(late))
 
     def _check_writers(self) -> None:
-        """A gateway whose work others have taken over writes nothing until it has started anew."""
+        """A gateway whose work others have taken over writes nothing until it has restarted."""
         late = self._rows("SELECT replica FROM siege_late_writes")
         self._wrong("a gateway wrote after others had taken over its work", late)
         ((taken,),) = self._rows("SELECT count(*) FROM events WHERE kind = 'replica.lost'")

@@ -228,13 +228,13 @@ class _Server:
         message = self._socket.recv(65536)
         if not message:
             raise RuntimeError("the fork server has ended")
-        told = json.loads(message)
-        if "status" in told:
-            self._statuses[told["pid"]] = told["status"]
+        reported = json.loads(message)
+        if "status" in reported:
+            self._statuses[reported["pid"]] = reported["status"]
         else:
-            self._started[told["number"]] = told["pid"]
+            self._started[reported["number"]] = reported["pid"]
             # A number that an earlier process had, which has been waited for by then.
-            self._statuses.pop(told["pid"], None)
+            self._statuses.pop(reported["pid"], None)
 
 
 _instance: _Server | None = None

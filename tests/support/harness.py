@@ -327,7 +327,7 @@ class Proxy:
         self._sockets: list[socket.socket] = []
         # Seconds that each MiB takes, as on a slow line.
         self.pace = 0.0
-        # Bytes that went from the gateway to whoever connected here.
+        # Bytes that went from the gateway to clients of this proxy.
         self.carried = 0
 
     def __enter__(self) -> Proxy:
@@ -418,7 +418,7 @@ class FilesProxy(Proxy):
         self._files: list[socket.socket] = []
 
     def asked(self, head: bytes) -> None:
-        """Somebody asks for the files socket."""
+        """Request the files socket."""
 
     def cut_files(self) -> None:
         for one in self._files:
@@ -645,7 +645,7 @@ class NodeProcess:
         return str(answer["error"]["message"])
 
     def begin(self, tool: str, args: Any, **options: Any) -> str:
-        """Make a call nobody waits for; its id."""
+        """Make a call in the background; return its id."""
         answer = self.gateway.invoke(f"{self.node_id}__{tool}", args, background=True, **options)
         assert answer["state"] == "running", answer
         return str(answer["request_id"])

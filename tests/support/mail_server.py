@@ -41,7 +41,7 @@ def missing() -> str | None:
 
 
 class MailServer:
-    """Takes mail for anybody at example.org, and lets anybody read theirs; use as a context manager."""
+    """Accepts mail for every address at example.org, and lets each read its own; use as a context manager."""
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="farhand-mail-"))
@@ -183,7 +183,7 @@ service submission-login {{
         return mail
 
     def inbox(self, user: str) -> list[Any]:
-        """What somebody has got, oldest first."""
+        """Return the mails of an address, oldest first."""
         imap = imaplib.IMAP4_SSL("localhost", self.imap_port, ssl_context=self.trust, timeout=20)
         try:
             imap.login(f"{user}@{DOMAIN}", PASSWORD)

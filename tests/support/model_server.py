@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server over real HTTP that says what a test tells it to, and keeps what it was asked.
+"""An OpenAI-compatible server over real HTTP with scripted replies, which keeps the requests.
 
     with ModelServer(calls(("read", {"path": "a.txt"})), text("It says hello.")) as server:
         ...                              # base URL: server.url; any key
@@ -30,7 +30,7 @@ class Reply:
     headers: dict[str, str] = dataclasses.field(default_factory=dict)
     # Instead of chunks: the whole answer, streaming or not.
     body: bytes | None = None
-    # Write the stream in pieces of so many bytes, which cuts through lines and characters.
+    # Write the stream in pieces of this many bytes, which splits lines and characters.
     piece: int = 0
     # Close the connection after the chunks instead of ending the stream.
     cut: bool = False
@@ -55,7 +55,7 @@ class Request:
     body: bytes
     # Monotonic time of arrival.
     at: float
-    # Set when the client hung up before the answer was complete.
+    # Set when the client disconnected before the answer was complete.
     left: threading.Event
     # Set when the answer was sent whole.
     ended: threading.Event
@@ -181,7 +181,7 @@ class ModelServer:
 
     @property
     def left(self) -> int:
-        """Replies nobody has asked for yet."""
+        """Replies that were not requested yet."""
         return len(self._replies)
 
     def _run(self) -> None:

@@ -52,7 +52,7 @@ async def hold(ctx: ToolContext, until: str, stubborn: bool = False) -> dict[str
 
 @registry.tool(f"{prefix}.blob")
 async def blob(ctx: ToolContext, size: int) -> str:
-    """A text of so many characters."""
+    """Return a text of this many characters."""
     return "x" * size
 
 

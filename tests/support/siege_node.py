@@ -1,4 +1,4 @@
-"""`python tests/support/siege_node.py`: a node whose one tool leaves a line behind, for each time that it runs.
+"""`python tests/support/siege_node.py`: a node whose only tool writes a line each time it runs.
 
 The environment: NODE_ID, GATEWAYS (addresses, separated by blanks), STATE (a folder for what it has to remember),
 EFFECTS (the file), SIEGE_MUTANT (`ledger`: it forgets the calls that its earlier process accepted).

@@ -68,7 +68,7 @@ def test_a_section_that_is_no_table_is_named_whatever_the_environment_says(tmp_p
 
 
 @pytest.mark.parametrize("port", ["70000", "-1"])
-def test_a_port_that_is_none_is_not_taken_for_another(tmp_path: Path, port: str) -> None:
+def test_an_invalid_port_is_not_taken_for_another(tmp_path: Path, port: str) -> None:
     with pytest.raises(SettingsError, match=port):
         load(tmp_path, {"FARHAND_GATEWAY_PORT": port})
 

@@ -73,7 +73,7 @@ class Messaging:
             dm_scope=config.sessions.dm_scope,
             identity_links=config.sessions.identity_links,
             removed=credentials.announce_removed,
-            overhear=self._channel_approvals.receive,
+            intercept=self._channel_approvals.receive,
             may_listen=None if member is None else partial(_claimed, database, member.id),
         )
         self.hooks = Hooks(
@@ -93,7 +93,7 @@ class Messaging:
             if isinstance(channel, PostedChannel):
                 if name in config.hooks:
                     raise ChannelError(f"[hooks.{name}] and [channels.{name}] have the same address; rename one")
-                self.hooks.open_door(name, channel.door())
+                self.hooks.add_post_handler(name, channel.post_handler())
 
     def tools(self) -> list[Tool]:
         return MessageTools(self.outbox, self._sessions).tools()

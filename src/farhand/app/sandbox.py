@@ -105,14 +105,14 @@ class LiveConfinement:
         self._trial: ChosenSandbox | None = None
 
     def __call__(self) -> Confinement:
-        """Raises Failed while the settings describe a sandbox that cannot be given: nothing runs unconfined."""
+        """Raises Failed while the settings describe a sandbox that is not available: nothing runs unconfined."""
         section = self._section()
         if section is not self._described:
             if section != self._described:
                 self._change(section)
             self._described = section
         if isinstance(self._made, SandboxError):
-            raise Failed(f"[sandbox] cannot be as it is set: {self._made}; the command did not run")
+            raise Failed(f"[sandbox] cannot be applied: {self._made}; the command did not run")
         return self._made
 
     @property
@@ -135,7 +135,7 @@ class LiveConfinement:
     def levels(self) -> dict[str, str]:
         """Return how commands are confined and limited, for display; empty without a sandbox. It blocks.
 
-        Raises Failed if the sandbox cannot be given.
+        Raises Failed if the sandbox is not available.
         """
         sandbox = self.sandbox
         if sandbox is None:
@@ -146,7 +146,7 @@ class LiveConfinement:
         return sandbox.levels | {"network": sandbox.plan.network.text} | shown
 
     def network(self) -> NetworkRule:
-        """Return the rule for the proxy; nothing is reached while the sandbox is off or cannot be given."""
+        """Return the rule for the proxy; nothing is reached while the sandbox is off or not available."""
         made = self._made
         sandbox = None if isinstance(made, SandboxError) else made[0]
         return sandbox.plan.network if isinstance(sandbox, ChosenSandbox) else NetworkRule("none")

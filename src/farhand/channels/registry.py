@@ -51,20 +51,20 @@ def make_channels(
         kind = str(table.get("kind", name))
         if name == CONSOLE or kind not in kinds:
             known = ", ".join(kinds)
-            raise ChannelError(f"[channels.{name}]: there is no channel of the kind {kind!r}; known: {known}")
+            raise ChannelError(f"[channels.{name}]: unknown kind of channel {kind!r}; known: {known}")
         if name.lower() != agent_id(name):
-            raise ChannelError(f"[channels.{name}]: a channel's name has small letters, digits, _ and - only")
+            raise ChannelError(f"[channels.{name}]: a name may contain only lower-case letters, digits, _ and -")
         if kind in LIBRARIES and missing(LIBRARIES[kind]):
             raise ChannelError(f"[channels.{name}] needs the extra: pip install 'farhand[{kind}]'")
         try:
             found = kinds[kind]()
         except FarhandError as error:
-            log.error("[channels.%s] is left out: %s", name, error)
+            log.error("[channels.%s] is skipped: %s", name, error)
             continue
         try:
             settings = _settings(name, {"kind": kind, **table}, found.settings, environ, resolved)
         except ToolError as error:
-            log.error("[channels.%s] is left out until the gateway starts again: %s", name, error.message)
+            log.error("[channels.%s] is skipped until the gateway starts again: %s", name, error.message)
             continue
         if not settings.account:
             settings.account = "default" if name == kind else name

@@ -24,7 +24,7 @@ from farhand.gateway.messaging.channel import (
     TryLater,
     Undeliverable,
 )
-from farhand.gateway.messaging.hooks import SIGNATURE, Door, check_signature, signature
+from farhand.gateway.messaging.hooks import SIGNATURE, PostHandler, check_signature, signature
 from farhand.gateway.sessions.keys import PeerKind
 from farhand.protocol.errors import Failed, InvalidArgs
 from farhand.store.tables.outbox import Place
@@ -77,8 +77,8 @@ class WebhookChannel:
         finally:
             self._take = None
 
-    def door(self) -> Door:
-        return Door(self.receive)
+    def post_handler(self) -> PostHandler:
+        return PostHandler(self.receive)
 
     async def receive(self, headers: Mapping[bytes, bytes], body: bytes) -> None:
         """Handle a post; posts are handled in order of arrival. Raises Unsigned, InvalidArgs, Failed."""
@@ -93,7 +93,7 @@ class WebhookChannel:
             raise InvalidArgs(f"the body is not a message: {str(error).replace('`', chr(39))}") from None
         async with self._order:
             if self._take is None:
-                raise Failed("the channel does not listen yet; post again")
+                raise Failed("the channel is not ready yet; post again")
             await self._take(
                 Incoming(
                     id=posted.id,

@@ -29,7 +29,7 @@ from farhand.gateway.messaging.channel import (
     Undeliverable,
     Unsure,
 )
-from farhand.gateway.messaging.hooks import Door, Unsigned
+from farhand.gateway.messaging.hooks import PostHandler, Unsigned
 from farhand.protocol.errors import Failed, InvalidArgs
 from farhand.store.tables.outbox import Place
 
@@ -84,8 +84,8 @@ class WhatsAppChannel:
         finally:
             self._take = None
 
-    def door(self) -> Door:
-        return Door(self.receive, 200, self.challenge)
+    def post_handler(self) -> PostHandler:
+        return PostHandler(self.receive, 200, self.challenge)
 
     def challenge(self, query: Mapping[str, str]) -> str | None:
         wanted = self.settings.verify_token

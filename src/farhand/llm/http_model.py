@@ -116,7 +116,7 @@ class HttpModel:
                     for event in () if done else self._added(builder, payload):
                         yield event
             if not done and not builder.finished:
-                raise Unavailable(f"the stream of {self._name} was cut before the reply was complete")
+                raise Unavailable(f"the stream of {self._name} ended before the reply was complete")
         yield msgspec.structs.replace(builder.finish(self._prices.cost), model=self._name)
 
     def _added(self, builder: Builder, payload: bytes) -> list[StreamEvent]:

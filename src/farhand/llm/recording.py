@@ -104,7 +104,7 @@ class Recording:
         left, used = self._replies_left, self._replies
         found = next((reply for reply in [*left, *used] if reply.asked == asked), left[0] if left else None)
         if found is None:
-            raise ModelError(f"{self.name} has no reply left: it holds {len(used)}, and none fits what was asked.")
+            raise ModelError(f"{self.name} has no reply left: it has {len(used)}, and none matches the request.")
         if found in left:
             left.remove(found)
         return found

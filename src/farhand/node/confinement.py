@@ -103,7 +103,7 @@ async def confine(
 ) -> NodeConfinement:
     """Confine commands to the lent folders. Without any, `settings` decides.
 
-    `folder`: the node's own. Raises FarhandError if a sandbox that was asked for cannot be given.
+    `folder`: the node's own. Raises FarhandError if a required sandbox is not available.
     """
     if not holds.root:
         return await _by_settings(holds, workspace, settings)
@@ -149,7 +149,7 @@ async def confine(
         if plan.level != AUTO:
             await close()
             raise FarhandError(
-                f"this node cannot start: the sandbox {plan.level!r} cannot be given: {reason}"
+                f"this node cannot start: the sandbox {plan.level!r} is not available: {reason}"
             ) from None
         log.warning("Bash is not lent: this node lends only some folders and has no sandbox: %s", reason)
         return NodeConfinement(settings, holds.limits, folders, {"sandbox": NONE}, _trials(plan, folders), close)

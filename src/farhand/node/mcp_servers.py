@@ -128,7 +128,7 @@ class ServerHost:
         variables = asked.env
         if asked.secrets:
             if self._sealing is None:
-                raise InvalidArgs("this machine takes no secrets")
+                raise InvalidArgs("this machine does not accept secrets")
             variables = substituted(asked.env, self._sealing.open(asked.secrets))
         argv, environment = asked.argv, {**self._environment, **variables}
         if sandbox is not None:

@@ -200,7 +200,8 @@ async def _serve(
 
             if freeze_state.order is not None:  # an earlier freeze may have been interrupted
                 log.warning(
-                    "this node is %s; it takes no call until its gateway lifts that", freeze_state.order.summary
+                    "this node is %s; it accepts no calls until its gateway lifts the freeze",
+                    freeze_state.order.summary,
                 )
                 await end_all()
             client = NodeClient(

@@ -32,7 +32,7 @@ class FreezeOrder(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def summary(self) -> str:
-        """`frozen since 2026-11-16 04:10:03 UTC by owner: it mails everybody`."""
+        """`frozen since 2026-11-16 04:10:03 UTC by owner: it emails everyone`."""
         moment = datetime.fromtimestamp(self.since / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
         # A peer may have supplied the name and the reason.
         by, reason = one_line(self.by, MAX_NAME_CHARS), one_line(self.reason, MAX_REASON_CHARS)
@@ -44,7 +44,7 @@ class FreezeOrder(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def node_refusal(self) -> Frozen:
         """Return the error with which a node refuses calls, whichever gateway sends them."""
-        return Frozen(f"this node is {self.summary}; it takes no call until its gateway lifts that with `farhand thaw`")
+        return Frozen(f"this node is {self.summary}; it accepts no calls until its gateway is thawed (`farhand thaw`)")
 
 
 class FreezeState:

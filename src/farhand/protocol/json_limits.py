@@ -70,7 +70,7 @@ def check_value_count(raw: bytes | msgspec.Raw, most: int = MAX_VALUES) -> None:
         found += _count(b"".join(parts[in_text::2]), _SEPARATORS)
         in_text ^= len(parts) % 2 == 0
         if found > most:
-            raise msgspec.DecodeError(f"it holds more than {most} values")
+            raise msgspec.DecodeError(f"it has more than {most} values")
 
 
 def decode_bounded(raw: bytes | msgspec.Raw) -> Any:

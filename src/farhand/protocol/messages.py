@@ -431,7 +431,7 @@ def _from_large(raw: bytes) -> Message | None:
                 if getattr(message, name) == NULL:
                     return msgspec.structs.replace(message, **{name: Raw(body)})
     if len(raw) > MAX_PLAIN_FRAME_BYTES:
-        raise ProtocolError(f"not a message: it has {len(raw)} bytes, and its body cannot be told from the rest")
+        raise ProtocolError(f"not a message: it has {len(raw)} bytes, and its body cannot be separated from the rest")
     return None
 
 

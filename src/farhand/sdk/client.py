@@ -80,7 +80,7 @@ REFUSALS_BELIEVED = 5
 SHUTTING_DOWN = "the node is shutting down"
 # Any traffic within this time answers a ping; otherwise the link is half-open.
 PONG_SECONDS = 15.0
-# With a gateway of a fleet: if it stands still, the node is with another one in less than 15 seconds.
+# With a gateway of a fleet: if it does not respond, the node is with another one in less than 15 seconds.
 FLEET_PING_SECONDS = 4.0
 FLEET_PONG_SECONDS = 9.0
 

@@ -122,7 +122,7 @@ class GatewayLink(picows.WSListener):
         if link is None:  # lost in the middle of the handshake
             raise LinkLost("the connection was lost before it was open")
         if not isinstance(link, cls):
-            raise LinkLost("the gateway hung up before it answered")
+            raise LinkLost("the gateway closed the connection before it answered")
         link.url = url
         return link
 

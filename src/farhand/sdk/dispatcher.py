@@ -163,7 +163,7 @@ class Dispatcher:
             self._refuse(
                 request_id,
                 InvalidArgs(
-                    f"the request has {size} bytes, this node takes at most {self._max_request_bytes} "
+                    f"the request has {size} bytes, this node accepts at most {self._max_request_bytes} "
                     "(max_request_bytes)"
                 ),
             )
@@ -336,7 +336,7 @@ class Dispatcher:
             args = request.args
             if request.secrets is not UNSET:
                 if self._sealing is None:
-                    raise InvalidArgs("this node takes no secrets; the call did not run")
+                    raise InvalidArgs("this node does not accept secrets; the call did not run")
                 secrets = self._sealing.open(request.secrets)
                 known = KnownSecrets(secrets.values())
                 context = msgspec.structs.replace(context, secrets=secrets)

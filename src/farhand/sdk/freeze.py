@@ -42,7 +42,7 @@ class FreezeHandler:
     def thaw(self, message: NodeThaw, send: Send) -> None:
         error = self.freeze_state.try_thaw(message.gateway_id, time.time_ns() // 1_000_000)
         if error is None:
-            log.warning("this node takes calls again", extra={"event": "thaw"})
+            log.warning("this node accepts calls again", extra={"event": "thaw"})
         send(encode(FreezeReport(message.number, error is not None, error=error)))
 
     async def _end(self, message: NodeFreeze, calls: int, dispatcher: Dispatcher, send: Send) -> None:

@@ -115,14 +115,14 @@ class ToolRegistry:
         given = name if isinstance(name, str) else None
 
         def decorate(function: Function) -> Function:
-            told, texts = split_docstring(inspect.getdoc(function) or "")
+            summary, texts = split_docstring(inspect.getdoc(function) or "")
             parameters = Parameters(function, skip=1, descriptions=texts)
             call = _awaitable(function)
             own = getattr(function, "__name__", "")
             chosen = given if given is not None else f"{self._namespace}.{own}" if self._namespace else own
             spec = ToolSpec(
                 name=validate_capability(chosen.lower()),
-                description=told if description is None else description,
+                description=summary if description is None else description,
                 parameters=parameters.schema,
                 read_only=read_only,
                 timeout_ms=timeout_ms,

@@ -90,7 +90,7 @@ class GuideTools:
     def preview_create(self, *, path: str, content: str) -> Preview:
         _, data = self._created(path, content)
         if current_content(self._files, path) is not None:
-            raise Failed(f"'{display(path)}' exists already")
+            raise Failed(f"'{display(path)}' already exists")
         return change_preview(self._files, path, None, data)
 
     def _created(self, path: str, content: str) -> tuple[str, bytes]:

@@ -277,7 +277,7 @@ class NodeShellTools:
         return sandbox.words(folder, environment, inherit=inherit)
 
     async def _tried(self, name: str, start: _Start, *, inherit: bool) -> list[str]:
-        """Return the command prefix of a trial. Raises Failed if this machine cannot give it."""
+        """Return the command prefix of a trial. Raises Failed if this machine cannot run trials."""
         if self._trials is None:
             raise Failed("this machine cannot run trials; the command did not run")
         begin = partial(self._trials.begin, inherit=inherit, caller=trial_caller.get())

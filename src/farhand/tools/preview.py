@@ -105,7 +105,7 @@ def command_preview(
         real = os.path.realpath(folder, strict=True)
         status = os.stat(real)  # noqa: PTH116
     except (OSError, ValueError):
-        raise NotFound(f"the folder {display(folder)} is not there") from None
+        raise NotFound(f"the folder {display(folder)} does not exist") from None
     if not stat.S_ISDIR(status.st_mode):
         raise NotFound(f"{display(folder)} is not a folder")
     return Preview(

@@ -142,7 +142,7 @@ def test_a_message_is_answered_and_both_are_in_the_history(house: House) -> None
     assert any(entry["key"] == session.key for entry in house.gateway.get("/v1/sessions")["sessions"])
 
 
-def test_the_conversation_goes_on_in_its_session_and_in_no_other(house: House) -> None:
+def test_the_conversation_continues_in_its_session_and_in_no_other(house: House) -> None:
     one, other = house.session(text("first"), text("second")), house.session(text("else"))
     one.send("alpha")
     other.send("beta")
@@ -259,7 +259,7 @@ def test_an_idempotency_key_sends_a_message_once(house: House) -> None:
         ("k" * 300, {"message": "x"}, 400),
     ],
 )
-def test_a_message_that_is_none_is_refused(house: House, key: str, body: Any, status: int) -> None:
+def test_an_invalid_message_is_refused(house: House, key: str, body: Any, status: int) -> None:
     answer = house.gateway.request("POST", f"/v1/sessions/{key}/messages", body)
     assert answer.status == status and answer.json()["error"]["message"]
 
@@ -287,7 +287,7 @@ def test_one_session_has_several_names(house: House) -> None:
     assert house.gateway.get("/v1/sessions/agent:main:main")["key"] == "main"
 
 
-def test_a_failing_model_is_a_failed_run_and_the_session_goes_on(house: House) -> None:
+def test_a_failing_model_is_a_failed_run_and_the_session_continues(house: House) -> None:
     session = house.session(error(401, "wrong key"), text("better"))
     failed = session.send()
     assert failed["state"] == "failed" and "wrong key" in failed["error"]["message"] and "reply" not in failed
@@ -410,7 +410,7 @@ def test_mistakes_of_the_model_go_back_to_it(house: House) -> None:
         assert any(words in result for result in results), results
 
 
-def test_the_workspace_is_told_in_the_prompt_within_its_limits(tmp_path: Path) -> None:
+def test_the_workspace_is_in_the_prompt_within_its_limits(tmp_path: Path) -> None:
     folder = tmp_path / "agents" / "main"
     (folder / "skills" / "baking").mkdir(parents=True)
     for name in ("SOUL", "AGENTS", "USER", "MEMORY", "HEARTBEAT"):
@@ -468,12 +468,12 @@ def test_a_sub_agent_is_offered_the_six_and_has_no_other(house: House, laptop: N
     assert session.send()["reply"] == "done"
     first, second = [one for one in house.asked(word) if session.key not in one.body.decode()]
     assert first.tools == second.tools == SIX
-    told = [one["content"] for one in second.messages if one["role"] == "tool"]
-    assert all(f"tool not found: {name}" in result for (name, _), result in zip(others, told[:-1], strict=True))
-    assert "not found" not in told[-1]
+    reported = [one["content"] for one in second.messages if one["role"] == "tool"]
+    assert all(f"tool not found: {name}" in result for (name, _), result in zip(others, reported[:-1], strict=True))
+    assert "not found" not in reported[-1]
 
 
-def test_a_tool_that_is_switched_off_is_offered_to_nobody(tmp_path: Path) -> None:
+def test_a_tool_that_is_switched_off_is_not_offered(tmp_path: Path) -> None:
     tmp_path.joinpath("farhand.toml").write_text('[tools]\ndisabled = ["grep", "exec"]\n')
     for house in open_house(tmp_path):
         session, word = house.session(), uuid.uuid4().hex
@@ -499,14 +499,16 @@ def test_names_of_any_kind_are_callable(house: House, laptop: NodeProcess, tmp_p
     names = session.asked()[1].tools
     assert {"macos_echo", "laptop__Read"} <= set(names)
     assert all(re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", name) for name in names)
-    told = [one["content"] for one in session.history() if one["role"] == "tool"]
-    assert any("sent name" in one for one in told[1:3]) and any("a note" in one for one in told[1:3])  # in any order
-    assert "own name" in told[3]
+    reported = [one["content"] for one in session.history() if one["role"] == "tool"]
+    assert any("sent name" in one for one in reported[1:3]) and any(
+        "a note" in one for one in reported[1:3]
+    )  # in any order
+    assert "own name" in reported[3]
     assert [use["name"] for one in session.history() for use in one.get("tool_calls", ())][1] == "macos.echo"
 
 
 def test_the_tools_of_a_plain_node_are_in_reach(house: House) -> None:
-    """Such a node tells its capabilities and lists no tools; whoever knows the name of one can call it all the same."""
+    """Such a node announces capabilities and lists no tools; a caller that knows the name of one can call it."""
     session = house.session(
         calls(("rusty.notes.search", {"query": "by name"})),
         calls(("tool_search", {"query": "rusty notes"})),
@@ -532,9 +534,9 @@ def test_the_tools_of_a_plain_node_are_in_reach(house: House) -> None:
     assert {one["tool"] for one in requests[1:]} == {"rusty.notes.count", "rusty.ping"}
     prompt = session.asked()[0].messages[0]["content"]
     assert "rust:box" in prompt and "rusty.notes.*" in prompt and "rusty.ping.*" in prompt
-    told = [one["content"] for one in session.history() if one["role"] == "tool"]
-    assert "a note" in told[0] and "rusty.notes.*" in told[1] and "rusty.notes.count" in told[2]
-    assert "tool not found: rustier.ping" in told[5]
+    reported = [one["content"] for one in session.history() if one["role"] == "tool"]
+    assert "a note" in reported[0] and "rusty.notes.*" in reported[1] and "rusty.notes.count" in reported[2]
+    assert "tool not found: rustier.ping" in reported[5]
     offered = [request.tools for request in session.asked()]
     assert "rusty_notes_search" in offered[1] and {"rusty_notes_count", "rusty_ping"} <= set(offered[3])
     assert not any("*" in name for names in offered for name in names)

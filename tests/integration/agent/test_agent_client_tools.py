@@ -1,4 +1,4 @@
-"""Tools of the client, and its wishes for the model, through the unmodified `openai` client."""
+"""Tools of the client, and its parameters for the model, through the unmodified `openai` client."""
 
 from __future__ import annotations
 
@@ -115,12 +115,12 @@ def test_the_agents_own_calls_beside_them_are_made(house: House, client: openai.
     found = [part for chunk in chunks for part in chunk.choices[0].delta.tool_calls or ()]
     assert [part.id for part in found] == ["theirs"]
     create(client, [answer("theirs", "sun")], user=session.key)
-    told = [one["tool_call_id"] for one in session.asked()[-1].messages if one["role"] == "tool"]
-    assert told[1:] == ["own", "theirs"]
+    reported = [one["tool_call_id"] for one in session.asked()[-1].messages if one["role"] == "tool"]
+    assert reported[1:] == ["own", "theirs"]
     assert_valid(session.history())
 
 
-def test_a_call_that_the_client_passes_over_is_told_so(house: House, client: openai.OpenAI) -> None:
+def test_a_call_that_the_client_skips_gets_an_error(house: House, client: openai.OpenAI) -> None:
     session = house.session(weather("Graz", "call_4"), text("then not"))
     create(client, [said(session)], tools=[WEATHER], user=session.key)
     create(client, [said(session, "forget it")], user=session.key)

@@ -201,7 +201,7 @@ def test_meaning_is_found_when_a_back_end_is_configured(tmp_path: Path, by: str)
             assert text.endswith("index: keyword (searched by keyword alone: embedding status 500: out of order)")
 
 
-def test_other_calls_go_on_while_the_back_end_is_silent(tmp_path: Path) -> None:
+def test_other_calls_continue_while_the_back_end_is_silent(tmp_path: Path) -> None:
     with EmbeddingServer() as server:
         env: dict[str, str | None] = {
             "FARHAND_MEMORY_EMBEDDING_MODEL": "test-model",
@@ -219,7 +219,7 @@ def test_other_calls_go_on_while_the_back_end_is_silent(tmp_path: Path) -> None:
             wait_until(lambda: gateway.get(call)["state"] == "ok", what="the search ends")
 
 
-def test_a_local_model_that_is_not_installed_is_told(tmp_path: Path) -> None:
+def test_a_local_model_that_is_not_installed_is_reported(tmp_path: Path) -> None:
     if is_installed():
         pytest.skip("the local model is installed here")
     with GatewayProcess(tmp_path / "home", env={"FARHAND_MEMORY_EMBEDDING_MODEL": "local"}) as gateway:

@@ -1,4 +1,4 @@
-"""Runs that outlive their gateway: killed or stopped at the worst moment, then taken up again."""
+"""Runs that outlive their gateway: killed or stopped at the worst moment, then resumed."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ def test_what_a_node_finished_meanwhile_is_the_result_of_the_call(
         assert count.read_text() == "ran\n"
 
 
-def test_a_call_of_which_nobody_knows_the_end_says_so(house: House) -> None:
-    """A tool of the gateway's own ends with it: the model is told that the outcome is unknown."""
+def test_a_call_with_an_unknown_outcome_says_so(house: House) -> None:
+    """A tool of the gateway's own ends with it: the model learns that the outcome is unknown."""
     session, other = house.session(), house.session()
     send = {"sessionKey": other.key, "message": other.key, "waitSeconds": 100}
     house.script(session.key, calls(("gsv__SessionSend", send)), text("I checked"))
@@ -227,8 +227,8 @@ def test_a_run_that_was_open_waits_for_the_machines_to_return(house: House, tmp_
         finally:
             os.kill(laptop.pid, signal.SIGCONT)
         assert session.outcome(run_id, 60)["reply"] == "all well"
-        told = [one["content"] for one in session.history() if one["role"] == "tool"]
-        assert "a note" in told[0], told
+        reported = [one["content"] for one in session.history() if one["role"] == "tool"]
+        assert "a note" in reported[0], reported
         prompt = str(session.asked()[1].messages[0]["content"])
         assert "- laptop (" in prompt and "Known but offline" not in prompt
 

@@ -43,7 +43,9 @@ def test_processes_that_will_not_listen_are_gone_when_the_stop_is_answered(house
         assert_valid(session.history())
 
 
-def test_a_machine_that_stands_still_holds_nobody_up_and_is_told_when_it_goes_on(house: House, tmp_path: Path) -> None:
+def test_a_suspended_machine_does_not_block_others_and_ends_its_commands_when_it_resumes(
+    house: House, tmp_path: Path
+) -> None:
     with NodeProcess(house.gateway, tmp_path / "node", "still") as node:
         session = house.session(
             calls(("still__Bash", {"command": "exec sleep 6234567", "background": True})),
@@ -112,7 +114,7 @@ def test_a_machine_ends_its_part_though_the_gateway_was_restarted_before_it_is_b
         assert node.ok("Process", {"action": "poll", "sessionId": kept})["running"] is True, "not of that run"
 
 
-def test_a_link_that_carries_nothing_any_more_holds_nobody_up(house: House, tmp_path: Path) -> None:
+def test_a_link_that_carries_nothing_any_more_does_not_block_others(house: House, tmp_path: Path) -> None:
     with Proxy(house.gateway.port) as proxy, NodeProcess(house.gateway, tmp_path, "cable", url=proxy.url):
         session = house.session(calls(("cable__Bash", {"command": "exec sleep 8234567"})), text("again"))
         run_id = session.send(wait=0)["run_id"]
@@ -142,7 +144,7 @@ def test_a_model_that_hangs_is_left(house: House, reply: object) -> None:
     assert session.outcome(run_id)["state"] == "stopped"
 
 
-def test_a_tool_that_ignores_its_end_holds_nobody_up(house: House, tmp_path: Path) -> None:
+def test_a_tool_that_ignores_its_end_does_not_block_others(house: House, tmp_path: Path) -> None:
     with Plugin(house.gateway, tmp_path, "mule") as mule:
         session = house.session(calls(("mule.hold", {"until": "x", "stubborn": True})), text("next"))
         run_id = session.send(wait=0)["run_id"]

@@ -26,7 +26,7 @@ needs_bubblewrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bub
 
 
 def results(house: House, *uses: tuple[str, Any], token: str = "owner") -> list[str]:
-    """What the model is told of these calls, made one after the other."""
+    """Return the results that the model receives for these calls, made one after the other."""
     session = house.session(*[calls(use) for use in uses], text("done"))
     assert session.send(token=token)["state"] == "ok"
     return [one["content"] for one in session.asked()[-1].messages if one["role"] == "tool"]
@@ -166,8 +166,8 @@ def channels(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Channel
     yield from open_channels(tmp_path / "home", request.param, "all")
 
 
-def test_a_stranger_takes_nobody_s_session_and_writes_to_nobody_else(channels: Channels) -> None:
-    """Whatever the scope of sessions, and whoever's id the stranger has on another account."""
+def test_a_stranger_takes_over_no_session_and_writes_to_no_other_person(channels: Channels) -> None:
+    """Holds for every scope of sessions, and for every id that the stranger has on another account."""
     team = {"peer": "team", "peerKind": "group"}
     channels.say("work", "olga", "the words of Olga")
     channels.say("work", "olga", "the words of the team", **team)
@@ -200,8 +200,8 @@ def test_a_stranger_takes_nobody_s_session_and_writes_to_nobody_else(channels: C
     ]
     channels.scripts["attack"] = calls(*sends, ("gsv__Message", {"text": "here I am"}))
     asked_last = channels.say("crm", "mallory", "attack")
-    told = [one["content"] for one in asked_last.messages if one["role"] == "tool"][-len(sends) - 1 :]
-    assert all("whom the owner has not named" in one for one in told[:-1]), told
+    reported = [one["content"] for one in asked_last.messages if one["role"] == "tool"][-len(sends) - 1 :]
+    assert all("whom the owner has not named" in one for one in reported[:-1]), reported
     taken = channels.talk.receiver.taken
     assert not [one for one in taken if "pay me" in one["text"]]
     assert [one["to"] for one in taken if one["text"] == "here I am"] == ["mallory"]

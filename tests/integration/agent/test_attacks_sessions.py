@@ -115,7 +115,7 @@ def test_a_job_of_a_chat_token_does_not_begin_the_main_session(house: House) -> 
     assert sent["error"]["kind"] == "not_allowed", sent
 
 
-def test_whoever_began_a_session_does_not_stop_the_owners_run_in_it(house: House) -> None:
+def test_the_token_that_began_a_session_cannot_stop_the_owners_run_in_it(house: House) -> None:
     gateway = house.gateway
     _, chat = token(gateway, "chat")
     session = house.session(text("ok"), calls(("exec", {"command": "sleep 5"})), text("done"))

@@ -133,7 +133,7 @@ def test_a_person_the_owner_named_shares_the_main_session(talk: Talk) -> None:
     assert 'needs a channel with tools = "all"' in heard(talk, "olga", "needs a channel")
 
 
-def test_a_paired_person_shares_it_and_may_begin_anew(tmp_path: Path) -> None:
+def test_a_paired_person_shares_it_and_may_start_a_new_conversation(tmp_path: Path) -> None:
     fill(tmp_path / "home")
     with Talk(tmp_path / "home", policy="pairing", answer=answer) as talk:
         assert own_session(talk, "the plan for Monday")["state"] == "ok"
@@ -148,7 +148,7 @@ def test_a_paired_person_shares_it_and_may_begin_anew(tmp_path: Path) -> None:
         heard(talk, "owner", "New conversation.")
 
 
-def test_everybody_in_an_allow_list_of_all_is_a_guest(tmp_path: Path) -> None:
+def test_every_person_admitted_by_an_allow_list_of_all_is_a_guest(tmp_path: Path) -> None:
     fill(tmp_path / "home")
     with Talk(tmp_path / "home", 'allow = ["*"]\n', policy="allowlist", answer=answer) as talk:
         assert own_session(talk, "the plan for Monday")["state"] == "ok"

@@ -1,4 +1,4 @@
-"""Which models a caller may choose: those of the settings, by every door, and never a file of the host."""
+"""Which models a caller may choose: those of the settings, on every route, and never a file of the host."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from tests.support.model_server import text
 
 
 class Pipe:
-    """A pipe tells whether anybody opened it. Unlike /dev/zero it harms nobody."""
+    """A pipe, which shows whether it was opened. Unlike /dev/zero it is harmless."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -26,7 +26,7 @@ class Pipe:
         os.mkfifo(path)
 
     def wait_for_a_reader(self) -> None:
-        with self.path.open("wb"):  # returns once somebody reads
+        with self.path.open("wb"):  # returns once a reader opens it
             self.opened.set()
 
 
@@ -41,18 +41,18 @@ def pipe(tmp_path: Path) -> Iterator[Pipe]:
 
 
 def test_a_recording_named_by_a_token_for_chat_is_not_opened(tmp_path: Path, pipe: Pipe) -> None:
-    """S4: `replay:/dev/zero` took the memory, and the answers told which paths exist."""
-    told: dict[str, Any] = {}
+    """S4: `replay:/dev/zero` took the memory, and the answers revealed which paths exist."""
+    reported: dict[str, Any] = {}
     with contextlib.contextmanager(open_house)(tmp_path / "home") as house:
         gateway = house.gateway
         talker = gateway.request("POST", "/v1/tokens", {"scopes": ["chat"]}).json()["token"]
         for path in (pipe.path, tmp_path / "gone"):
             body = {"message": "hi", "wait_seconds": 5, "model": f"replay:{path}"}
             answer = gateway.request("POST", "/v1/sessions/caller/messages", body, token=talker, timeout=PATIENCE)
-            told[path.name] = (answer.status, answer.body.decode().replace(str(path), "PATH"))
+            reported[path.name] = (answer.status, answer.body.decode().replace(str(path), "PATH"))
     assert not pipe.opened.is_set()
-    assert told["pipe"] == told["gone"], "the answer tells which paths exist"
-    assert told["pipe"][0] == 400, told
+    assert reported["pipe"] == reported["gone"], "the answer tells which paths exist"
+    assert reported["pipe"][0] == 400, reported
 
 
 def test_a_recording_named_by_a_stranger_on_an_open_channel_is_not_opened(tmp_path: Path, pipe: Pipe) -> None:

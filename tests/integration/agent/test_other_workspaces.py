@@ -1,4 +1,4 @@
-"""Files that workspaces of OpenClaw have: the agent is told what they say."""
+"""Files of OpenClaw workspaces: their content is in the agent's prompt."""
 
 from __future__ import annotations
 

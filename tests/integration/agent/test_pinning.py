@@ -1,4 +1,4 @@
-"""A job that is pinned to a node or a tag reaches no other machine: one test for each way there could be."""
+"""A job that is pinned to a node or a tag reaches no other machine: one test for each possible way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An agent is never led to another machine than the one that was meant, least of all while that one is offline."""
+"""An agent is never directed to another machine than the one it named, even while that one is offline."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Scene:
         self.nas = nas
 
     def said(self, *uses: tuple[str, Any]) -> list[str]:
-        """What the model is told of these calls, made one after the other."""
+        """Return the results that the model receives for these calls, made one after the other."""
         session = self.house.session(*[calls(use) for use in uses], text("done"))
         assert session.send()["state"] == "ok"
         return [one["content"] for one in session.asked()[-1].messages if one["role"] == "tool"]

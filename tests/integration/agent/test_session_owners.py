@@ -1,4 +1,4 @@
-"""Whose session it is: a token ends and renews what it began, and nobody else's."""
+"""Owners of sessions: a token can end and reset only the sessions that it began."""
 
 from __future__ import annotations
 
@@ -50,5 +50,5 @@ def test_a_session_is_ended_and_renewed_by_who_began_it(house: House) -> None:
     assert say(house, session.key, "/new", house.gateway.token).status == 200, "the owner may anything"
 
 
-def test_a_session_nobody_began_is_anybodys_to_begin(house: House) -> None:
+def test_any_token_may_begin_a_new_session(house: House) -> None:
     assert say(house, f"fresh-{uuid.uuid4().hex[:8]}", "/new", token(house, "chat")).status == 200

@@ -1,4 +1,4 @@
-"""Files that tell an agent what to do are changed by those who may make it act, through whichever door."""
+"""Steering files can be changed only with the right to make the agent act, on every route."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_no_file_tool_alone_writes_one(house: House, path: str) -> None:
     assert tree(house) == before
 
 
-def test_the_direct_door_does_not_write_one(house: House) -> None:
+def test_agent_process_does_not_write_one(house: House) -> None:
     gateway = house.gateway
 
     def process(secret: str, tool: str, **given: str) -> Any:

@@ -1,4 +1,4 @@
-"""Approvals: what was approved is what runs; silence, change and strangers are a no."""
+"""Approvals: what was approved is what runs; without an answer, after a change, or by a stranger, nothing runs."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_the_gateways_own_tools_are_shown_too(hands: NodeProcess) -> None:
     answer(gateway, shown, "deny")
 
 
-def test_what_the_tool_would_do_is_said_in_words(hands: NodeProcess) -> None:
+def test_the_effect_of_a_tool_is_described(hands: NodeProcess) -> None:
     gateway = hands.gateway
     more = """
 [[policy.rules]]
@@ -193,7 +193,7 @@ def test_no_second_spelling_reaches_an_approval(hands: NodeProcess) -> None:
     assert (hands.workspace / "two.txt").read_text() == "a\nb\n"
 
 
-def test_what_cannot_be_read_is_said(hands: NodeProcess) -> None:
+def test_an_unreadable_value_is_reported(hands: NodeProcess) -> None:
     (hands.workspace / "blob.bin").write_bytes(b"\xff\xfe\x00")
     approval = ask(hands.gateway, "hands__Write", {"path": "blob.bin", "content": "text"})
     assert approval["diff"] == "" and "not text" in approval["note"]
@@ -230,16 +230,16 @@ def test_a_caller_who_waits_gets_the_result(hands: NodeProcess) -> None:
     assert results[0]["ok"] is True and "waited for" in results[0]["result"]["output"]
 
 
-def test_a_caller_whose_time_is_over_finds_the_call_by_its_id(hands: NodeProcess) -> None:
-    told = hands.gateway.invoke("hands__Bash", {"command": "echo later"}, timeout_ms=300)
-    assert told["ok"] is False and told["state"] == "waiting" and told["error"]["kind"] == "timeout"
-    assert "has not run" in told["error"]["message"] and told["request_id"] in told["error"]["message"]
-    approval = asked(hands.gateway, told["request_id"])
+def test_a_caller_that_timed_out_finds_the_call_by_its_id(hands: NodeProcess) -> None:
+    reported = hands.gateway.invoke("hands__Bash", {"command": "echo later"}, timeout_ms=300)
+    assert reported["ok"] is False and reported["state"] == "waiting" and reported["error"]["kind"] == "timeout"
+    assert "has not run" in reported["error"]["message"] and reported["request_id"] in reported["error"]["message"]
+    approval = asked(hands.gateway, reported["request_id"])
     assert answer(hands.gateway, approval).status == 200
     assert "later" in end_of(hands.gateway, approval)["result"]["output"]
 
 
-def test_a_denial_is_told_with_its_reason(hands: NodeProcess) -> None:
+def test_a_denial_is_reported_with_its_reason(hands: NodeProcess) -> None:
     approval = ask(hands.gateway, "hands__Bash", {"command": "touch denied"})
     assert answer(hands.gateway, approval, "deny", reason="not today").json()["state"] == "denied"
     record = end_of(hands.gateway, approval)
@@ -299,7 +299,7 @@ def test_a_waiting_call_is_cancelled_by_one_command(hands: NodeProcess) -> None:
 # -- attacks ----------------------------------------------------------------------------------------------
 
 
-def test_nobody_approves_a_call_of_their_own(hands: NodeProcess) -> None:
+def test_a_credential_cannot_approve_its_own_call(hands: NodeProcess) -> None:
     """The agent's credential may have any scope but the right to answer for itself."""
     gateway = hands.gateway
     agent = made(gateway, "tools.exec", "approve", "read")
@@ -351,7 +351,7 @@ def test_an_answer_counts_once_and_cannot_be_replayed(hands: NodeProcess) -> Non
     assert (hands.workspace / "replayed").read_text() == "x\n"
 
 
-def test_of_two_answers_that_race_one_counts(hands: NodeProcess) -> None:
+def test_only_one_of_two_concurrent_answers_counts(hands: NodeProcess) -> None:
     for number in range(5):
         approval = ask(hands.gateway, "hands__Bash", {"command": f"echo x >> raced-{number}"})
         with ThreadPoolExecutor(8) as pool:
@@ -367,7 +367,7 @@ def test_of_two_answers_that_race_one_counts(hands: NodeProcess) -> None:
 # -- what changes between asking and running --------------------------------------------------------------
 
 
-def test_a_file_that_changed_since_the_diff_is_left_alone(hands: NodeProcess) -> None:
+def test_a_file_that_changed_since_the_diff_is_not_written(hands: NodeProcess) -> None:
     file = hands.workspace / "moving.txt"
     file.write_text("one\n")
     approval = ask(hands.gateway, "hands__Write", {"path": "moving.txt", "content": "two\n"})
@@ -379,7 +379,7 @@ def test_a_file_that_changed_since_the_diff_is_left_alone(hands: NodeProcess) ->
     assert file.read_text() == "by hand\n"
 
 
-def test_a_folder_that_is_another_one_now_runs_nothing(hands: NodeProcess) -> None:
+def test_a_replaced_folder_runs_nothing(hands: NodeProcess) -> None:
     for name in ("real", "trap"):
         (hands.workspace / name).mkdir()
     link = hands.workspace / "link"
@@ -393,7 +393,7 @@ def test_a_folder_that_is_another_one_now_runs_nothing(hands: NodeProcess) -> No
     assert not list((hands.workspace / "trap").iterdir()) and not list((hands.workspace / "real").iterdir())
 
 
-def test_a_node_that_was_replaced_runs_nothing(tmp_path: Path) -> None:
+def test_a_replaced_node_runs_nothing(tmp_path: Path) -> None:
     home = tmp_path / "home"
     write_policy(home)
     with GatewayProcess(home) as gateway, NodeProcess(gateway, tmp_path / "one", "hands") as node:
@@ -432,7 +432,7 @@ def test_a_node_that_was_restarted_runs_what_was_approved(tmp_path: Path) -> Non
             assert not (node.workspace / "after-restart").exists()
 
 
-def test_a_tool_that_was_registered_anew_does_not_run(tmp_path: Path) -> None:
+def test_a_tool_that_was_registered_again_does_not_run(tmp_path: Path) -> None:
     home = tmp_path / "home"
     write_policy(home, '\n[[policy.rules]]\ndecision = "ask"\ntool = "test.*"\n')
 
@@ -535,14 +535,14 @@ def test_the_rule_is_named_and_a_new_policy_is_tried_on_the_past(tmp_path: Path)
 # -- time and kills ---------------------------------------------------------------------------------------
 
 
-def test_silence_is_a_no(tmp_path: Path) -> None:
+def test_without_an_answer_the_call_is_denied(tmp_path: Path) -> None:
     home = tmp_path / "home"
     write_policy(home, approval_seconds=0.5)
     with GatewayProcess(home) as gateway, NodeProcess(gateway, tmp_path / "hands", "hands") as node:
-        told = gateway.invoke("hands__Bash", {"command": "touch silent"})
-        assert told["state"] == "denied" and told["error"]["kind"] == "not_allowed"
-        assert "it was not approved before" in told["error"]["message"]
-        approval = asked(gateway, told["request_id"])
+        reported = gateway.invoke("hands__Bash", {"command": "touch silent"})
+        assert reported["state"] == "denied" and reported["error"]["kind"] == "not_allowed"
+        assert "it was not approved before" in reported["error"]["message"]
+        approval = asked(gateway, reported["request_id"])
         assert approval["state"] == "expired"
         assert answer(gateway, approval).status == 409
         assert not (node.workspace / "silent").exists()
@@ -598,7 +598,7 @@ def test_a_deadline_that_passed_while_the_gateway_was_down_is_a_no(tmp_path: Pat
 # -- the agent and people on channels ---------------------------------------------------------------------
 
 
-def test_the_agents_call_is_asked_about_and_it_is_told_no(tmp_path: Path) -> None:
+def test_the_agents_call_needs_approval_and_is_denied(tmp_path: Path) -> None:
     home = tmp_path / "home"
     rule = '\n[[policy.rules]]\ndecision = "ask"\ntool = "exec"\norigin = "http"\ncredential = "agent:*"\n'
     write_policy(home, rule)
@@ -612,8 +612,8 @@ def test_the_agents_call_is_asked_about_and_it_is_told_no(tmp_path: Path) -> Non
             assert approval["credential"] == "agent:main" and approval["origins"] == ["http"]
             answer(gateway, approval, "deny", reason="never")
             wait_until(lambda: len(model.requests) == 2, 30)
-            told = [message for message in model.requests[1].messages if message["role"] == "tool"]
-            assert "denied by owner: never" in str(told[0]["content"])
+            reported = [message for message in model.requests[1].messages if message["role"] == "tool"]
+            assert "denied by owner: never" in str(reported[0]["content"])
 
 
 @pytest.fixture
@@ -669,7 +669,7 @@ def test_what_is_too_long_for_a_chat_is_not_approved_there(telegram: TelegramSer
         assert gateway.get(f"/v1/approvals/{approval['id']}")["state"] == "pending"
 
 
-def test_the_direct_door_asks_and_denies_too(hands: NodeProcess) -> None:
+def test_agent_process_asks_and_denies_too(hands: NodeProcess) -> None:
     gateway = hands.gateway
 
     def create() -> Any:
@@ -680,29 +680,29 @@ def test_the_direct_door_asks_and_denies_too(hands: NodeProcess) -> None:
 
     for decision, status in (("deny", 403), ("approve", 200)):
         with ThreadPoolExecutor(1) as pool:
-            told = pool.submit(create)
+            reported = pool.submit(create)
             (approval,) = wait_until(lambda: gateway.get("/v1/approvals")["approvals"], 20)
             assert approval["origins"] == ["direct"] and "+hi\n" in approval["diff"]
             answer(gateway, approval, decision)
-            assert told.result(60).status == status, told.result()
+            assert reported.result(60).status == status, reported.result()
         if decision == "deny":
-            assert told.result().json()["error"]["code"] == "tool_disabled"
+            assert reported.result().json()["error"]["code"] == "tool_disabled"
 
 
 def test_a_gateway_that_stops_tells_who_waits_that_the_call_still_does(tmp_path: Path) -> None:
     home = tmp_path / "home"
     write_policy(home)
     with GatewayProcess(home) as gateway, ThreadPoolExecutor(1) as pool:
-        told = pool.submit(gateway.invoke, "exec", {"command": "echo kept"})
+        reported = pool.submit(gateway.invoke, "exec", {"command": "echo kept"})
         (approval,) = wait_until(lambda: gateway.get("/v1/approvals")["approvals"], 20)
         assert gateway.stop() == 0
-        assert told.result(60)["state"] == "waiting" and told.result()["error"]["kind"] == "timeout"
+        assert reported.result(60)["state"] == "waiting" and reported.result()["error"]["kind"] == "timeout"
         gateway.start()
         assert answer(gateway, approval).status == 200
         assert "kept" in end_of(gateway, approval)["result"]["content"]
 
 
-def test_of_a_name_that_comes_twice_the_node_gets_what_was_judged(tmp_path: Path) -> None:
+def test_the_node_gets_the_value_of_a_repeated_key_that_the_policy_judged(tmp_path: Path) -> None:
     """A node in another language may take the first of two; so it is given one."""
     home = tmp_path / "home"
     write_policy(home, '\n[[policy.rules]]\ndecision = "deny"\ntool = "twice.*"\nargs = { text = "forbidden" }\n')

@@ -73,7 +73,7 @@ def test_the_approved_folder_is_the_folder_of_the_command(laptop: NodeProcess, t
     assert shown["cwd"] in (result.get("output") or result.get("content")), (shown["cwd"], result)
 
 
-def test_the_approved_folder_is_that_of_the_shell_of_the_direct_door(laptop: NodeProcess) -> None:
+def test_the_approved_folder_is_that_of_the_shell_of_agent_process(laptop: NodeProcess) -> None:
     gateway = laptop.gateway
     work = gateway.home / "agents" / "main"
     args = {"command": "touch here", "workdir": "shown", "cwd": "meant"}
@@ -85,13 +85,13 @@ def test_the_approved_folder_is_that_of_the_shell_of_the_direct_door(laptop: Nod
         return gateway.request("POST", "/agent/process", body)
 
     with ThreadPoolExecutor(1) as pool:
-        told = pool.submit(call)
+        reported = pool.submit(call)
         shown = wait_until(
-            lambda: told.done() or gateway.get("/v1/approvals")["approvals"], what="a question or an end"
+            lambda: reported.done() or gateway.get("/v1/approvals")["approvals"], what="a question or an end"
         )
         if shown is not True:
             assert answer(gateway, shown[0]).status == 200
-        said = told.result(60)
+        said = reported.result(60)
     if shown is True:
         assert said.status == 400, said
         assert not list(work.rglob("here"))

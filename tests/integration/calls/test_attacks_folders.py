@@ -204,7 +204,7 @@ def test_no_tool_of_the_gateway_reaches_what_a_rule_protects(
 
 @pytest.mark.parametrize("path", ["private/x", "./private/x", "private//x", "{file}"])
 @pytest.mark.parametrize("tool", ["read_file", "update_file", "create_file"])
-def test_the_direct_door_does_not_reach_what_a_rule_protects(
+def test_agent_process_does_not_reach_what_a_rule_protects(
     gateway: GatewayProcess, private: Path, tool: str, path: str
 ) -> None:
     arguments = {"path": path.replace("{file}", str(private))}

@@ -1,4 +1,4 @@
-"""Attempts to get round the policy, approvals and identities, kept so that they stay in vain."""
+"""Attempts to bypass the policy, approvals and identities; each must fail."""
 
 from __future__ import annotations
 
@@ -130,8 +130,8 @@ def test_a_closed_node_is_not_reached_by_naming_it_in_arguments(
         assert made["ok"] is False and "production is closed" in made["error"]["message"], (tool, args, made)
     session = house.session(calls(*tries), text("done"))
     assert session.send("go")["reply"] == "done"
-    told = [one["content"] for one in session.history() if one["role"] == "tool"]
-    assert len(told) == len(tries) and all("production is closed" in one for one in told), told
+    reported = [one["content"] for one in session.history() if one["role"] == "tool"]
+    assert len(reported) == len(tries) and all("production is closed" in one for one in reported), reported
     fan = gateway.request("POST", "/v1/fanout", {"tool": "Read", "args": {"path": "secret"}, "nodes": ["prod"]})
     assert "4711" not in fan.body.decode()
     assert not (prod.workspace / "evil").exists() and not (gateway.home / "agents/main/copy").exists()
@@ -251,7 +251,7 @@ def test_no_move_link_or_spelling_writes_a_steering_file(house: House) -> None:
 # -- identities -----------------------------------------------------------------------------------------------
 
 
-def test_nobody_approves_through_a_token_they_made(house: House) -> None:
+def test_a_credential_cannot_approve_through_a_token_that_it_created(house: House) -> None:
     gateway = house.gateway
 
     def made(by: str, *scopes: str) -> str:
@@ -293,9 +293,9 @@ def test_a_token_without_read_sees_its_own_jobs_alone(house: House) -> None:
         ("gsv__Cron", {"action": "run"}),
         ("cron", {"action": "list"}),
     ):
-        told = json.dumps(invoke(gateway, secret, tool, args))
-        assert f"owner-{word}" not in told and f"secret-{word}" not in told, (args, told)
-        assert (own["result"]["job"]["id"] in told) is (args["action"] == "list"), (args, told)
+        reported = json.dumps(invoke(gateway, secret, tool, args))
+        assert f"owner-{word}" not in reported and f"secret-{word}" not in reported, (args, reported)
+        assert (own["result"]["job"]["id"] in reported) is (args["action"] == "list"), (args, reported)
 
 
 def test_what_runs_on_a_closed_node_is_not_shown(house: House, hands: NodeProcess, prod: NodeProcess) -> None:

@@ -1,4 +1,4 @@
-"""A hostile node writes for the terminal of whoever asks about it: nothing it says is obeyed there."""
+"""A hostile node sends control sequences: none of them reaches the terminal of a user."""
 
 from __future__ import annotations
 

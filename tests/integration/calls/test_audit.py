@@ -1,4 +1,4 @@
-"""The journal is sealed: whatever is changed, removed or moved in it, or in what it tells of, is found."""
+"""The journal is sealed: every change, removal or move in it, or in the records it describes, is detected."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def home(lived: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(lived, tmp_path / "home", ignore=shutil.ignore_patterns("jobs", "logs")))
 
 
-def test_a_journal_that_nobody_touched_verifies(home: Path) -> None:
+def test_an_unchanged_journal_verifies(home: Path) -> None:
     done = Command(home)("audit", "verify", "--json")
     report = done.json()
     ((count, last),) = rows(home, "SELECT count(*), max(id) FROM events")
@@ -140,7 +140,7 @@ HARM = {
 
 
 @pytest.mark.parametrize("what", HARM)
-def test_each_kind_of_harm_is_found(home: Path, what: str) -> None:
+def test_each_kind_of_tampering_is_detected(home: Path, what: str) -> None:
     before = rows(home, "SELECT * FROM events"), rows(home, "SELECT * FROM calls"), rows(home, "SELECT * FROM entries")
     change(home, HARM[what])
     assert before != (
@@ -216,7 +216,7 @@ def seal_again(tx: SqliteTx) -> None:
 
 
 def test_who_writes_the_database_alone_cannot_seal_it_again(home: Path) -> None:
-    """Every row sealed anew, after a change, by somebody who has the program and the database, but not the key."""
+    """Reseal every row after a change, as an attacker with the program and the database, but without the key, would."""
     change(home, "UPDATE calls SET result = x'7b7d' WHERE seq = 1")
     connection = apsw.Connection(str(home / "farhand.db"))
     (home / "forger").mkdir()
@@ -232,7 +232,7 @@ def test_who_writes_the_database_alone_cannot_seal_it_again(home: Path) -> None:
     assert not checked(home).ok
 
 
-def test_a_noted_head_shows_that_all_up_to_it_is_there(home: Path) -> None:
+def test_a_noted_head_proves_that_everything_up_to_it_exists(home: Path) -> None:
     head = Command(home)("audit", "head").out.strip()
     assert head == checked(home).head
     assert Command(home)("audit", "verify", "--head", head).status == 0
@@ -301,7 +301,7 @@ def test_kills_leave_a_journal_that_verifies(tmp_path: Path) -> None:
     assert report.ok and report.notes == [], report
 
 
-def test_verifying_while_calls_go_on(tmp_path: Path) -> None:
+def test_verifying_while_calls_continue(tmp_path: Path) -> None:
     with GatewayProcess(tmp_path / "home", env=NO_COPIES) as gateway:
         seen = 0
         for _ in range(8):
@@ -362,7 +362,7 @@ def test_a_damaged_store_that_was_set_aside_is_no_fault(tmp_path: Path) -> None:
     gateway.start()
     gateway.stop()
     report = checked(gateway.home)
-    assert report.ok and any("began anew" in note.message for note in report.notes), report
+    assert report.ok and any("an empty store took its place" in note.message for note in report.notes), report
 
 
 def test_a_store_from_before_the_first_release_is_refused_and_left_alone(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Budgets: a limit holds for every door, in parallel and after a kill; running out is `denied` with the reason."""
+"""Budgets: a limit applies on every route, in parallel and after a kill; a used-up one is `denied` with the reason."""
 
 from __future__ import annotations
 

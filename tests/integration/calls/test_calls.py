@@ -1,4 +1,4 @@
-"""A call from `POST /v1/tools/invoke` to its one honest end, through every fault in between."""
+"""A call from `POST /v1/tools/invoke` to its single, correct end, through every fault in between."""
 
 from __future__ import annotations
 
@@ -326,7 +326,7 @@ def test_delete_cancels_on_the_node(
     assert found["state"] == "cancelled" and found["error"]["kind"] == "cancelled"
 
 
-def test_caller_of_a_cancelled_call_is_told(
+def test_caller_of_a_cancelled_call_is_notified(
     shared_gateway: GatewayProcess, worker: Plugin, threads: ThreadPoolExecutor
 ) -> None:
     waiting = threads.submit(shared_gateway.invoke, "worker.hold", {"until": "never"}, session_key="told")
@@ -371,11 +371,11 @@ def test_hang_up_of_the_client_reaches_the_node(shared_gateway: GatewayProcess, 
     send_and_leave(shared_gateway, body, lambda: len(worker.started()) > before)
     call_id = worker.started(before + 1)[-1]
     found = ended(shared_gateway, call_id)
-    assert found["state"] == "cancelled" and "hung up" in found["error"]["message"]
+    assert found["state"] == "cancelled" and "disconnected" in found["error"]["message"]
     assert worker.steps(call_id) == ["start", "cancel"]
 
 
-def test_hang_up_with_a_key_lets_the_call_go_on(shared_gateway: GatewayProcess, worker: Plugin) -> None:
+def test_hang_up_with_a_key_lets_the_call_continue(shared_gateway: GatewayProcess, worker: Plugin) -> None:
     before = len(worker.started())
     body = {"tool": "worker.hold", "args": {"until": "keyed"}}
     send_and_leave(shared_gateway, body, lambda: len(worker.started()) > before, "Idempotency-Key: hang-up-and-return")
@@ -446,7 +446,7 @@ def test_node_with_too_many_open_calls_is_busy(
     assert "busy" in refused["error"]["message"] and "did not run" in refused["error"]["message"]
 
 
-def test_node_that_stops_reading_holds_up_nobody(
+def test_node_that_stops_reading_does_not_block_others(
     shared_gateway: GatewayProcess, worker: Plugin, threads: ThreadPoolExecutor
 ) -> None:
     """Its buffers are full, yet its calls end at their deadline and other nodes' calls are served."""
@@ -920,7 +920,7 @@ def test_deadline_passes_while_the_gateway_is_dead(gateway: GatewayProcess, tmp_
     assert found["state"] == "unknown" and found["error"]["message"].startswith(UNKNOWN)
 
 
-def test_gateway_told_to_stop_lets_open_calls_finish(gateway: GatewayProcess, tmp_path: Path) -> None:
+def test_a_stopping_gateway_lets_open_calls_finish(gateway: GatewayProcess, tmp_path: Path) -> None:
     with Plugin(gateway, tmp_path, "w") as plugin, ThreadPoolExecutor() as pool:
         waiting = pool.submit(gateway.invoke, "w.hold", {"until": "go"})
         call_id = plugin.started(1)[0]

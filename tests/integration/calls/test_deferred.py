@@ -57,14 +57,14 @@ def test_without_asking_for_it_nothing_waits(plug: Plugin) -> None:
     assert answer["ok"] is False and answer["state"] == "error"
 
 
-def test_a_node_that_is_there_is_called_at_once(gateway: GatewayProcess, tmp_path: Path) -> None:
+def test_a_connected_node_is_called_at_once(gateway: GatewayProcess, tmp_path: Path) -> None:
     with NodeProcess(gateway, tmp_path, "hands"):
         args = {"command": "echo now"}
         answer = gateway.invoke("hands__Bash", args, when_online=True, before=LATER)
         assert answer["state"] == "ok" and "now" in answer["result"]["output"]
 
 
-def test_it_runs_once_though_the_node_comes_back_twice(gateway: GatewayProcess, tmp_path: Path) -> None:
+def test_it_runs_once_although_the_node_returns_twice(gateway: GatewayProcess, tmp_path: Path) -> None:
     """The link breaks again and again from the moment the node is back."""
     with Proxy(gateway.port) as proxy, Plugin(gateway, tmp_path, "plug", url=proxy.url) as plug:
         proxy.cut(refuse=True)
@@ -81,7 +81,7 @@ def test_it_runs_once_though_the_node_comes_back_twice(gateway: GatewayProcess, 
         assert sorted(plug.started(10)) == sorted(calls)
 
 
-def test_it_runs_once_though_the_gateway_is_killed(plug: Plugin) -> None:
+def test_it_runs_once_although_the_gateway_is_killed(plug: Plugin) -> None:
     gateway = plug.gateway
     calls = [defer(gateway, "plug.effect", {"text": str(number)}) for number in range(10)]
     gateway.kill()
@@ -98,7 +98,7 @@ def test_it_runs_once_though_the_gateway_is_killed(plug: Plugin) -> None:
     assert ends == ["ok"] * 10 and len(started) == 10
 
 
-def test_when_its_time_is_over_it_ends_without_having_run(plug: Plugin) -> None:
+def test_a_waiting_call_ends_at_its_deadline_without_having_run(plug: Plugin) -> None:
     gateway = plug.gateway
     call_id = defer(gateway, "plug.effect", {"text": "hi"}, before=int((time.time() + 0.7) * 1000))
     record = end_of(gateway, call_id)
@@ -180,7 +180,7 @@ def test_the_policy_is_asked_again_when_it_starts(plug: Plugin) -> None:
         '[[policy.rules]]\nname = "no"\ndecision = "deny"\nargs = { text = "deny" }\n'
         '[[policy.rules]]\nname = "first"\ndecision = "ask"\nargs = { text = "ask" }\n'
     )
-    gateway.invoke("plug.echo", {})  # somebody looks at the settings
+    gateway.invoke("plug.echo", {})  # makes the gateway read the settings
     plug.start()
     record = end_of(gateway, denied)
     assert record["state"] == "denied" and "(no)" in record["error"]["message"]

@@ -123,7 +123,7 @@ def test_stop_on_failure_begins_nothing_more(farm: Farm) -> None:
     assert states(answer) == {"web1": "ok", "web2": "failed", "web3": "skipped", "web4": "skipped"}
     assert "the call on web2 failed" in answer["results"][2]["error"]["message"]
     assert farm.ran("stopping") == ["web1", "web2"]
-    # Without it, everybody has a turn.
+    # Without it, all nodes are called.
     going_on = farm.ok(["tag:web"], command, concurrency=1)
     assert going_on["ok"] is False and going_on["counts"] == {"ok": 3, "failed": 1}
 
@@ -171,7 +171,7 @@ def test_each_child_passes_the_gate_as_its_caller(farm: Farm) -> None:
     body = {"tool": "Bash", "args": {"command": "touch narrow"}, "nodes": ["tag:web"]}
     answer = farm.gateway.request("POST", "/v1/tools/fanout", body, token=token)
     assert answer.status == 200, answer
-    assert states(answer.json()) == {"web1": "ok"}, "a narrow token is not told of other machines"
+    assert states(answer.json()) == {"web1": "ok"}, "a narrow token learns nothing about other machines"
     assert farm.ran("narrow") == ["web1"]
     missing = farm.ok(["tag:web"], "true", tool="NoSuch")
     assert {row["error"]["kind"] for row in missing["results"]} == {"not_found"}
@@ -181,7 +181,7 @@ def test_each_child_passes_the_gate_as_its_caller(farm: Farm) -> None:
     assert states(late) == {"web1": "timeout"}
 
 
-def test_the_same_key_again_runs_nothing_twice_and_goes_on_where_it_was(farm: Farm) -> None:
+def test_the_same_key_again_runs_nothing_twice_and_continues_where_it_was(farm: Farm) -> None:
     first = farm.ok(["tag:web"], "echo x >> keyed", key="fan-1", canary=1)
     again = farm.ok(["tag:web"], "echo x >> keyed", key="fan-1", canary=1, results=True)
     assert first["group_id"] == again["group_id"]
@@ -235,15 +235,15 @@ def test_a_client_that_leaves_ends_it(farm: Farm) -> None:
     assert len(farm.ran("leaving")) == 2
 
 
-def test_it_is_told_while_it_happens(farm: Farm) -> None:
+def test_progress_is_streamed(farm: Farm) -> None:
     answer = farm.post(["tag:web", "gone1"], "echo hi", stream=True)
     assert answer.headers["content-type"].startswith("text/event-stream")
-    told = [
+    reported = [
         json.loads(line.removeprefix("data: ")) for line in answer.body.decode().split("\n") if line.startswith("data:")
     ]
-    assert told[0]["type"] == "planned" and states(told[0]["answer"])["gone1"] == "offline"
-    assert sorted(event["type"] for event in told[1:-1]) == ["ended"] * 4 + ["started"] * 4
-    assert told[-1]["type"] == "done" and told[-1]["answer"]["counts"] == {"ok": 4, "offline": 1}
+    assert reported[0]["type"] == "planned" and states(reported[0]["answer"])["gone1"] == "offline"
+    assert sorted(event["type"] for event in reported[1:-1]) == ["ended"] * 4 + ["started"] * 4
+    assert reported[-1]["type"] == "done" and reported[-1]["answer"]["counts"] == {"ok": 4, "offline": 1}
 
 
 def test_a_plug_ins_tool_is_called_on_each_node_by_its_dotted_name(farm: Farm, tmp_path: Path) -> None:

@@ -76,9 +76,9 @@ def test_no_call_begins_and_the_refusal_says_since_when_by_whom_why_and_how_to_l
     gateway: GatewayProcess, hand: NodeProcess
 ) -> None:
     answer = freeze(gateway, "it mails\neverybody")
-    assert answer["frozen"] is True and answer["by"] == "owner" and answer["reason"] == "it mails everybody"
+    assert answer["frozen"] is True and answer["by"] == "owner" and answer["reason"] == "it emails everyone"
     said = refused(gateway.invoke("hand__Bash", {"command": "touch ran"}))
-    assert "UTC by owner: it mails everybody" in said and "`farhand thaw`" in said
+    assert "UTC by owner: it emails everyone" in said and "`farhand thaw`" in said
     refused(gateway.invoke("hand__Read", {"path": "x"}))
     refused(gateway.invoke("gsv__ReadFile", {"path": "SOUL.md"}))
     refused(gateway.invoke("gsv__WriteFile", {"path": "a.txt", "content": "x"}))
@@ -109,9 +109,7 @@ def test_a_freeze_holds_on_an_open_connection(gateway: GatewayProcess, hand: Nod
     assert (hand.workspace / "log").read_text() == "x\n" * 4
 
 
-def test_no_other_door_begins_anything_and_what_only_shows_still_answers(
-    gateway: GatewayProcess, hand: NodeProcess
-) -> None:
+def test_no_route_starts_anything_and_reading_still_works(gateway: GatewayProcess, hand: NodeProcess) -> None:
     (hand.workspace / "a.txt").write_text("a")
     freeze(gateway, "test")
     tool = {"name": "shell", "input": {"command": "true"}}
@@ -176,7 +174,7 @@ def test_a_panic_button_can_stop_everything_and_nothing_else(gateway: GatewayPro
 # -- everything ends --------------------------------------------------------------------------------------
 
 
-def test_every_process_tree_is_ended_detached_ones_and_those_of_commands_long_over_too(
+def test_every_process_tree_is_ended_including_detached_and_left_over_ones(
     gateway: GatewayProcess, hand: NodeProcess
 ) -> None:
     # Each is known by how long it would sleep.
@@ -184,7 +182,7 @@ def test_every_process_tree_is_ended_detached_ones_and_those_of_commands_long_ov
     hand.ok("Bash", {"command": LINGERING.format(mark=old)})
     orphan = hand.ok("Bash", {"command": f"exec sleep {lost}", "background": True})
     hand.restart()  # from here on `old` is what a command of an earlier life left
-    subprocess.run(["kill", "-9", str(pid_of_parent(orphan["pid"]))], check=True)  # and nobody keeps `lost`
+    subprocess.run(["kill", "-9", str(pid_of_parent(orphan["pid"]))], check=True)  # and `lost` has no keeper
     hand.ok("Bash", {"command": LINGERING.format(mark=left)})
     hand.ok("Bash", {"command": f"sleep {back} & sleep 1000", "background": True})
     waiting = hand.begin("Bash", {"command": f"trap '' TERM; sleep {front}; sleep 1000"})
@@ -194,8 +192,8 @@ def test_every_process_tree_is_ended_detached_ones_and_those_of_commands_long_ov
 
     answer = freeze(gateway)
     assert [mark for mark in marks if alive(mark)] == []
-    told = fate(answer, "hand")
-    assert told["confirmed"] is True and "error" not in told and told["ended_processes"] >= 5, answer
+    reported = fate(answer, "hand")
+    assert reported["confirmed"] is True and "error" not in reported and reported["ended_processes"] >= 5, answer
     assert answer["gateway"]["ended_processes"] >= 1 and "error" not in answer["gateway"], answer
     assert answer["gateway"]["cancelled_calls"] >= 1
     ended = hand.end_of(waiting)
@@ -242,7 +240,7 @@ def test_a_turn_of_the_agent_is_stopped_and_its_call_cancelled(tmp_path: Path) -
         assert house.asked("ring the bell") == []
 
 
-def test_whoever_may_run_commands_freezes_by_a_word_in_a_chat(tmp_path: Path) -> None:
+def test_a_person_who_may_run_commands_can_freeze_in_a_chat(tmp_path: Path) -> None:
     with house_of(tmp_path / "home") as house:
         reader = house.gateway.request("POST", "/v1/tokens", {"scopes": ["chat", "tools.read"]}).json()["token"]
         body = {"message": "/freeze please", "wait_seconds": 10}
@@ -253,7 +251,7 @@ def test_whoever_may_run_commands_freezes_by_a_word_in_a_chat(tmp_path: Path) ->
         thaw(house.gateway)
 
 
-def test_scheduled_work_is_held_and_goes_on_after_the_thaw(tmp_path: Path) -> None:
+def test_scheduled_work_is_held_and_continues_after_the_thaw(tmp_path: Path) -> None:
     def asked(house: House) -> int:
         return len(house.asked("tick tock"))
 
@@ -361,21 +359,21 @@ def test_a_damaged_store_or_file_does_not_lift_it(gateway: GatewayProcess) -> No
     assert gateway.invoke("ls", {"path": "."})["ok"] is True
 
 
-def test_a_node_that_is_offline_is_told_when_it_returns_before_any_call(
-    gateway: GatewayProcess, tmp_path: Path
-) -> None:
+def test_an_offline_node_is_frozen_when_it_returns_before_any_call(gateway: GatewayProcess, tmp_path: Path) -> None:
     with NodeProcess(gateway, tmp_path / "hand", "hand") as hand:
         job = hand.ok("Bash", {"command": "sleep 1000", "background": True})
         open_call = hand.begin("Bash", {"command": "sleep 1000"})
         hand.kill()
         gateway.wait_for_node("hand", online=False)
-        told = fate(freeze(gateway), "hand")
-        assert (told["online"], told["confirmed"], told["ended_processes"]) == (False, False, 0)
-        assert told["error"].startswith("offline")
+        reported = fate(freeze(gateway), "hand")
+        assert (reported["online"], reported["confirmed"], reported["ended_processes"]) == (False, False, 0)
+        assert reported["error"].startswith("offline")
         assert hand.end_of(open_call)["state"] == "cancelled"
         hand.start()
-        told = wait_until(lambda: (one := fate(gateway.get("/v1/freeze"), "hand"))["confirmed"] and one, 15, "its word")
-        assert told["online"] is True and told["ended_processes"] >= 1, told
+        reported = wait_until(
+            lambda: (one := fate(gateway.get("/v1/freeze"), "hand"))["confirmed"] and one, 15, "its word"
+        )
+        assert reported["online"] is True and reported["ended_processes"] >= 1, reported
         assert not Path(f"/proc/{job['pid']}/root").exists()
         kinds = [event["data"] for event in events(gateway, "freeze.node")]
         assert kinds and kinds[-1]["confirmed"] is True
@@ -402,9 +400,9 @@ def test_a_node_that_knows_only_the_guide_is_reported_as_what_it_is(gateway: Gat
             calling = asyncio.ensure_future(gateway.ainvoke("test.work", {}))
             await node.receive("tool_request")
             answer = await asyncio.to_thread(freeze, gateway)
-            told = fate(answer, "plain")
-            assert told["online"] is True and told["confirmed"] is False
-            assert told["error"].startswith("not supported by this node"), told
+            reported = fate(answer, "plain")
+            assert reported["online"] is True and reported["confirmed"] is False
+            assert reported["error"].startswith("not supported by this node"), reported
             ended = await calling
             assert ended["error"]["kind"] == "cancelled" and "frozen since" in ended["error"]["message"], ended
             refused(await gateway.ainvoke("test.work", {}))
@@ -422,9 +420,11 @@ def test_a_plug_in_stops_its_calls_and_takes_no_others(gateway: GatewayProcess, 
     with Plugin(gateway, tmp_path, "plug") as plug:
         call = gateway.invoke("plug.hold", {"until": "never"}, background=True)["request_id"]
         plug.started(1)
-        told = fate(freeze(gateway), "plug")
-        assert told["confirmed"] is True and told["stopped_calls"] == 1 and told["ended_processes"] == 0, told
-        wait_until(lambda: "cancel" in plug.steps(call), 10, "the plug-in to be told")
+        reported = fate(freeze(gateway), "plug")
+        assert reported["confirmed"] is True and reported["stopped_calls"] == 1 and reported["ended_processes"] == 0, (
+            reported
+        )
+        wait_until(lambda: "cancel" in plug.steps(call), 10, "the plug-in to be cancelled")
         wait_until(lambda: gateway.get(f"/v1/calls/{call}")["state"] == "cancelled", 10, "the end of the call")
         refused(gateway.invoke("plug.effect", {}))
         thaw(gateway)

@@ -1,4 +1,4 @@
-"""Tokens for some tools, some nodes, some time: no other door leads round them."""
+"""Tokens limited to some tools, nodes or a period: no route bypasses the limits."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ GATED += ("/v1/budgets",)
 OF_A_CALL = ("/v1/calls/{call_id}/", "/v1/trials/", "/v1/terminals/")
 
 
-def test_no_other_door_leads_round_it(hands: NodeProcess) -> None:
+def test_no_route_bypasses_it(hands: NodeProcess) -> None:
     """Of every route but those that pass the gate, or only read with a scope the token lacks."""
     gateway, token = hands.gateway, made(hands.gateway, "--tool", "hands__Read")
     paths = gateway.get("/v1/openapi.json")["paths"]

@@ -91,7 +91,7 @@ def test_only_the_owner_saves(gateway: GatewayProcess) -> None:
     assert save(gateway, {}, token=None).status == 401
 
 
-def test_a_file_that_cannot_be_written_is_said(gateway: GatewayProcess) -> None:
+def test_a_file_that_cannot_be_written_is_reported(gateway: GatewayProcess) -> None:
     beside = gateway.home / "farhand.toml.new"
     beside.mkdir()  # where the new file would be written
     try:
@@ -102,7 +102,7 @@ def test_a_file_that_cannot_be_written_is_said(gateway: GatewayProcess) -> None:
     assert gateway.get("/v1/policy")["default"] == "allow"
 
 
-def test_a_variable_that_overrides_the_file_is_said(tmp_path: Any) -> None:
+def test_a_variable_that_overrides_the_file_is_reported(tmp_path: Any) -> None:
     with GatewayProcess(tmp_path / "home", env={"FARHAND_POLICY_DEFAULT": "ask"}) as started:
         answer = save(started, {"default": "allow"})
         assert answer.status == 409 and "FARHAND_POLICY_DEFAULT" in answer.json()["error"]["message"]

@@ -405,5 +405,5 @@ def test_an_agent_reads_other_sessions_only_for_those_who_may(house: House) -> N
         _, who = token(gateway, *scopes)
         session = house.session(calls(("sessions_history", {"session_id": secret.key})), text("done"))
         session.send("look", token=who)
-        told = next(one["content"] for one in session.history() if one["role"] == "tool")
-        assert ("4712" in told) is works, told
+        reported = next(one["content"] for one in session.history() if one["role"] == "tool")
+        assert ("4712" in reported) is works, reported

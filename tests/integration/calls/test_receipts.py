@@ -123,7 +123,7 @@ def test_no_field_can_be_changed_or_added(hands: NodeProcess) -> None:
             verdicts(other)
 
 
-def test_a_receipt_of_another_gateway_or_call_is_told(hands: NodeProcess, tmp_path: Path) -> None:
+def test_a_receipt_of_another_gateway_or_call_is_detected(hands: NodeProcess, tmp_path: Path) -> None:
     gateway = hands.gateway
     key = gateway.get("/v1/receipts/key")["fingerprint"]
     one, two = (receipt_of(gateway, gateway.invoke("hands__Bash", {"command": "id"})["request_id"]) for _ in range(2))

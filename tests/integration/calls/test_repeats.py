@@ -28,7 +28,7 @@ def made(gateway: GatewayProcess) -> int:
     return len(gateway.request("GET", "/v1/tokens").json()["tokens"])
 
 
-def test_a_token_is_made_once_and_shown_to_whoever_asks_again(gateway: GatewayProcess) -> None:
+def test_a_token_is_created_once_and_shown_again_to_a_repeated_request(gateway: GatewayProcess) -> None:
     first, again = make(gateway, "k"), make(gateway, "k")
     assert (first.status, again.status) == (201, 201) and first.json() == again.json()
     assert gateway.request("GET", "/v1/nodes", token=again.json()["token"]).status == 200
@@ -39,7 +39,7 @@ def test_a_token_is_made_once_and_shown_to_whoever_asks_again(gateway: GatewayPr
     assert make(gateway, "k2").json()["id"] != first.json()["id"] and made(gateway) == 2
 
 
-def test_the_same_said_in_other_words_is_the_same_request(gateway: GatewayProcess) -> None:
+def test_the_same_json_in_another_form_is_the_same_request(gateway: GatewayProcess) -> None:
     headers = {"Idempotency-Key": "k", "Content-Type": "application/json"}
     texts = (b'{"label":"a","scopes":["read"]}', b'{ "scopes" : ["read"], "label": "\\u0061" }')
     first, again = (gateway.request("POST", "/v1/tokens", text, headers=headers) for text in texts)
@@ -81,7 +81,7 @@ def test_every_post_of_the_table_takes_one(gateway: GatewayProcess) -> None:
     assert set(without) == {
         "/mcp",  # it has ids of its own
         "/v1/calls/{call_id}/input",  # a stream, which cannot be compared with an earlier one
-        # Without a credential there is nobody whose key it could be. A pairing code is good once, an offer changes
+        # Without a credential, a key has no owner. A pairing code is good once, an offer changes
         # nothing, and the OAuth standards have their own rules for repeats.
         *("/v1/pair", "/v1/pair/offer", "/oauth/register", "/oauth/token", "/oauth/revoke"),
     }

@@ -147,9 +147,9 @@ def limited(home: Path, **settings: Any) -> GatewayProcess:
 
 
 def verified(gateway: GatewayProcess) -> Any:
-    told = Command(gateway.home)("audit", "verify", "--json").json()
-    assert told["ok"] is True, told["faults"]
-    return told
+    reported = Command(gateway.home)("audit", "verify", "--json").json()
+    assert reported["ok"] is True, reported["faults"]
+    return reported
 
 
 def filled(gateway: GatewayProcess, count: int, size: int = 200_000) -> list[str]:
@@ -179,9 +179,9 @@ def test_history_is_pruned_within_its_limit_and_stays_verifiable(tmp_path: Path)
         filled(gateway, 38)
         filled(gateway, 150, 10)
     with limited(tmp_path / "home", history_mb=1) as gateway:
-        told = wait_until(lambda: pruned(gateway), 60, "something to be pruned")
+        reported = wait_until(lambda: pruned(gateway), 60, "something to be pruned")
         wait_until(lambda: rows(gateway, "SELECT sum(length(args)) FROM calls")[0][0] < MB, 60, "pruning")
-        assert told["calls"] > 0 and told["broken"] is None
+        assert reported["calls"] > 0 and reported["broken"] is None
         assert gateway.request("GET", f"/v1/calls/{old[0]}").status == 404
         report = verified(gateway)
         assert any("was pruned by retention" in note["message"] for note in report["notes"])
@@ -197,8 +197,8 @@ def test_history_is_pruned_within_its_limit_and_stays_verifiable(tmp_path: Path)
 
 
 def has_pruned(gateway: GatewayProcess, before: int) -> bool:
-    told = pruned(gateway)
-    return told is not None and told["events"] > before
+    reported = pruned(gateway)
+    return reported is not None and reported["events"] > before
 
 
 def test_a_kill_in_the_middle_of_pruning_leaves_a_history_that_verifies(tmp_path: Path) -> None:
@@ -225,14 +225,14 @@ def test_events_that_anything_else_removed_are_still_missed(tmp_path: Path) -> N
         filled(gateway, 20)
         filled(gateway, 150, 10)
     with limited(tmp_path / "home", history_mb=1) as gateway:
-        told = wait_until(lambda: pruned(gateway), 60, "something to be pruned")
+        reported = wait_until(lambda: pruned(gateway), 60, "something to be pruned")
         verified(gateway)
     change = "CAST(replace(data, '\"calls\":', '\"call\":') AS BLOB)"
     harms = [
         "DELETE FROM events WHERE id = (SELECT min(id) FROM events)",
         f"UPDATE events SET data = {change} WHERE kind = 'journal.pruned'",
         "DELETE FROM calls WHERE seq = (SELECT min(seq) FROM calls)",
-        f"INSERT INTO events VALUES ({told['through'] - 1}, 1, 'x', 'y', x'7b7d', NULL)",
+        f"INSERT INTO events VALUES ({reported['through'] - 1}, 1, 'x', 'y', x'7b7d', NULL)",
         "DELETE FROM events WHERE kind = 'journal.pruned'",
     ]
     for number, harm in enumerate(harms):

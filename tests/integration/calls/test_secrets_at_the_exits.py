@@ -120,7 +120,7 @@ def test_every_answer_of_a_connection(house: House) -> None:
     house.safe("answers on one connection", *answers)
 
 
-def test_the_guides_door_and_other_errors(house: House) -> None:
+def test_agent_process_and_other_errors(house: House) -> None:
     answers = []
     for secret in house.secrets:
         body = {
@@ -137,7 +137,7 @@ def test_the_guides_door_and_other_errors(house: House) -> None:
     house.safe("other doors and errors", *answers)
 
 
-def test_the_door_of_mcp(house: House) -> None:
+def test_answers_of_mcp(house: House) -> None:
     (house.node.workspace / "all").write_text("\n".join(house.secrets))
     headers = {"Accept": "application/json, text/event-stream"}
     client = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
@@ -155,7 +155,7 @@ def test_the_door_of_mcp(house: House) -> None:
 def test_the_journal(house: House) -> None:
     for secret in house.secrets:
         made = house.gateway.request("POST", "/v1/tokens", {"label": secret, "scopes": ["read"]})
-        assert made.json()["token"].startswith("fhc_"), "a new token is shown to whoever made it, once"
+        assert made.json()["token"].startswith("fhc_"), "a new token is shown to its creator, once"
         house.gateway.request("DELETE", f"/v1/tokens/{made.json()['id']}")
     listed = house.gateway.request("GET", "/v1/events?follow=0", headers={"Last-Event-ID": "0"}).body
     assert b"token.created" in listed and b"***" in listed
@@ -229,20 +229,22 @@ def test_a_command_that_prints_a_secret_while_it_is_asked(house: House) -> None:
 
                 return wait_until(there, 20, what)
 
-            told = asked(f"before{number} ")
-            wait_until(lambda told=asked: "***" in told("before")[0], 20, "the first half")
-            told += asked("***")
+            reported = asked(f"before{number} ")
+            wait_until(lambda reported=asked: "***" in reported("before")[0], 20, "the first half")
+            reported += asked("***")
             (folder / "go").touch()
-            told += asked(" after")
+            reported += asked(" after")
             (folder / "more").touch()
-            told += asked(" after....")
-            told += wait_until(
-                lambda told=asked: found if not (found := told("..."))[0].startswith("before") else None, 20, "the end"
+            reported += asked(" after....")
+            reported += wait_until(
+                lambda reported=asked: found if not (found := reported("..."))[0].startswith("before") else None,
+                20,
+                "the end",
             )
             (folder / "end").touch()
-            assert all(first not in text and second not in text for text in told), (tool, secret, told)
-            assert "*** after" in "".join(told) and told[0].startswith("before")
-            answers += told
+            assert all(first not in text and second not in text for text in reported), (tool, secret, reported)
+            assert "*** after" in "".join(reported) and reported[0].startswith("before")
+            answers += reported
     house.safe("what was asked while secrets were printed", *answers)
 
 
@@ -257,7 +259,7 @@ def test_texts_that_are_cut(house: House) -> None:
         assert answer.json()["ok"], answer
         answers.append(answer.body)
 
-    for shown in (6, len(secret) - 1):  # so many letters are before the cut
+    for shown in (6, len(secret) - 1):  # the number of letters before the cut
         for folder in (own, house.node.workspace):
             (folder / "line").write_text("x" * (200 - shown) + secret)
         tried("laptop__Grep", {"pattern": "xx", "path": "line"})
@@ -310,7 +312,7 @@ def test_texts_that_are_cut(house: House) -> None:
     house.safe("texts that were cut", *answers)
 
 
-def test_the_model_is_told_none(house: House) -> None:
+def test_the_model_receives_none(house: House) -> None:
     house.model.requests.clear()
     (house.gateway.home / "agents" / "main" / "all").write_text("\n".join(house.secrets))
     (house.node.workspace / "all").write_text("\n".join(house.secrets))
@@ -322,7 +324,7 @@ def test_the_model_is_told_none(house: House) -> None:
     assert answer.json()["reply"] == "done", answer
     asked = [request.body for request in house.model.requests]
     assert len(asked) == 2 and asked[1].count(b"***") >= 15
-    house.safe("what the model was told", *asked)
+    house.safe("what the model received", *asked)
     house.safe("the transcript", house.gateway.request("GET", "/v1/sessions/told/history").body)
 
 
@@ -346,7 +348,7 @@ def test_what_the_model_says_piece_by_piece(house: House) -> None:
     house.safe("streams of what the model says, put together", *together, *streams, json.dumps(sent))
 
 
-def test_people_are_told_none(house: House) -> None:
+def test_messages_to_people_contain_none(house: House) -> None:
     said = " and ".join(house.secrets)
     house.says = lambda request: text(said)
     invoke(house, "gsv__Message", {"text": said, "channel": "crm", "to": "tom"})
@@ -390,7 +392,7 @@ def test_wherever_a_stream_is_cut_no_secret_comes_through() -> None:
 
 
 def test_json_inside_of_json_inside_of_json() -> None:
-    """As any program writes it, and as deep as anybody nests it."""
+    """Every spelling that programs use, nested as deep as is supported."""
     secrets = [
         'quo"ted\\secret',
         "übergeheim-ß-ünd",

@@ -1,4 +1,4 @@
-"""What happened can be read as a story, a run repeated from the record, and a session gone on with from any moment."""
+"""The journal as a timeline, runs repeated from the record, and sessions forked at any moment."""
 
 from __future__ import annotations
 
@@ -84,25 +84,25 @@ def test_the_journal_of_a_session_a_node_and_a_day(
     say(gateway, "story", "what is in a.txt?")
     model.add(text("nothing to do with it"))
     say(gateway, "another", "hello")
-    told = journal(gateway, "session=story")
-    kinds = [event["kind"] for event in told]
+    reported = journal(gateway, "session=story")
+    kinds = [event["kind"] for event in reported]
     assert kinds[0] == "session.created" and kinds[-1] == "run.ended"
-    assert [event["message"]["role"] for event in told if event["kind"] == "message.added"] == [
+    assert [event["message"]["role"] for event in reported if event["kind"] == "message.added"] == [
         "user", "assistant", "tool", "assistant",
     ]  # fmt: skip
-    (read,) = [event for event in told if event["kind"] == "call.ended"]
+    (read,) = [event for event in reported if event["kind"] == "call.ended"]
     assert read["call"]["tool"] == "hands__Read" and "first" in read["call"]["result"]["text"]
-    assert all("another" not in str(event) for event in told)
+    assert all("another" not in str(event) for event in reported)
     on_node = journal(gateway, "node=hands")
     assert on_node[0]["kind"] == "node.online"
     assert {event["call"]["tool"] for event in on_node if "call" in event} == {"hands__Write", "hands__Read"}
     today = command("log", "--day", date.today().isoformat(), "--json").json()
-    assert today["count"] >= len(told) + len(on_node) and today["more"] is False
+    assert today["count"] >= len(reported) + len(on_node) and today["more"] is False
     assert command("log", "--day", "2020-01-01", "--json").json()["events"] == []
     only = command("log", "--since", "1h", "--kind", "call", "--session", "story", "--json").json()["events"]
     assert {event["kind"] for event in only} <= {"call.started", "call.ended"} and only
     shown = command("log", "--session", "story").out.splitlines()
-    assert len(shown) == len(told)
+    assert len(shown) == len(reported)
     assert any("user: what is in a.txt?" in line for line in shown)
     assert any("hands__Read on hands" in line and "→ ok" in line and "first" in line for line in shown)
 
@@ -186,7 +186,7 @@ def test_a_stopped_run_is_repeated_up_to_where_it_was_stopped(
     assert found["state"] == "stopped" and found["identical"], found
 
 
-def test_the_first_difference_is_told(gateway: GatewayProcess, node: NodeProcess, model: ModelServer) -> None:
+def test_the_first_difference_is_reported(gateway: GatewayProcess, node: NodeProcess, model: ModelServer) -> None:
     node.ok("Write", {"path": "b.txt", "content": "one"})
     model.add(calls(("hands__Read", {"path": "b.txt"})), text("one"))
     run = say(gateway, "changed", "read b.txt")["run_id"]
@@ -247,7 +247,7 @@ def fork(gateway: GatewayProcess, key: str, **body: Any) -> Any:
     return gateway.request("POST", f"/v1/sessions/{key}/fork", body)
 
 
-def test_a_session_forked_at_an_event_goes_on_by_itself(
+def test_a_session_forked_at_an_event_continues_by_itself(
     gateway: GatewayProcess, node: NodeProcess, model: ModelServer
 ) -> None:
     model.add(calls(("hands__Bash", {"command": "echo one"})), text("did one"), text("did two"))
@@ -274,7 +274,7 @@ def test_a_session_forked_at_an_event_goes_on_by_itself(
     assert replayed(gateway, run)["identical"]
 
 
-def test_every_place_of_a_session_gives_a_whole_fork(
+def test_a_fork_at_any_place_of_a_session_is_complete(
     gateway: GatewayProcess, node: NodeProcess, model: ModelServer
 ) -> None:
     model.add(

@@ -101,7 +101,7 @@ def test_a_change_meanwhile_applies_nothing(lent: Lent) -> None:
     lent.state_is(approval, "discarded")
 
 
-def test_what_cannot_be_tried_is_said_and_asked_about(lent: Lent) -> None:
+def test_a_call_that_cannot_be_tried_is_asked_about_with_the_reason(lent: Lent) -> None:
     approval = lent.ask("true", background=True)
     assert approval["trial_id"] is None and "could not be tried" in approval["note"], approval
     assert "Approving runs it for real" in approval["note"]

@@ -113,9 +113,9 @@ def test_a_dry_run_tells_and_does_nothing(shared_gateway: GatewayProcess, hands:
     path = folder / "a.txt"
     path.write_text("old\n")
     call = invoke(shared_gateway, "hands__Write", {"path": str(path), "content": "new\n"})
-    told = undone(shared_gateway, call, dry_run=True)["result"]
-    assert told["undone"] is False
-    assert "-new\n+old\n" in told["files"][0]["diff"]
+    reported = undone(shared_gateway, call, dry_run=True)["result"]
+    assert reported["undone"] is False
+    assert "-new\n+old\n" in reported["files"][0]["diff"]
     assert path.read_text() == "new\n"
 
 
@@ -153,7 +153,7 @@ def test_a_call_that_runs_is_not_undone(shared_gateway: GatewayProcess, hands: N
     shared_gateway.request("DELETE", f"/v1/calls/{call}")
 
 
-def test_undo_is_offered_to_nobody_and_its_store_is_out_of_reach(
+def test_undo_is_not_offered_and_its_store_is_out_of_reach(
     shared_gateway: GatewayProcess, hands: NodeProcess, folder: Path
 ) -> None:
     path = folder / "secret.txt"
@@ -217,7 +217,7 @@ def test_undo_works_after_node_and_gateway_were_killed(tmp_path: Path) -> None:
         assert (node.workspace / "a").read_text() == "old"
 
 
-def test_killed_in_the_midst_of_writing_every_call_can_be_undone_or_says_why(
+def test_after_a_kill_during_a_write_every_call_can_be_undone_or_says_why(
     shared_gateway: GatewayProcess, tmp_path: Path
 ) -> None:
     """Wherever the kill falls: a file is old or new, undo gives the old one back or says that there is nothing."""
@@ -457,6 +457,8 @@ def test_a_policy_is_asked_about_undo_too(tmp_path: Path) -> None:
         assert path.read_text() == "old"
         call = invoke(gateway, "hands__Write", {"path": "a", "content": "new"})
         (home / "farhand.toml").write_text(rules.format("deny"))
-        answer = wait_until(lambda: (told := undo(gateway, call))["state"] == "denied" and told, 20, "the denial")
+        answer = wait_until(
+            lambda: (reported := undo(gateway, call))["state"] == "denied" and reported, 20, "the denial"
+        )
         assert answer["error"]["kind"] == "not_allowed"
         assert path.read_text() == "new"

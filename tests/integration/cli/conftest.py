@@ -28,7 +28,7 @@ registry = ToolRegistry()
 
 @registry.tool("slow.sleep")
 async def sleep(ctx: ToolContext, seconds: float = 60.0) -> str:
-    """Sleep until told to stop."""
+    """Sleep until cancelled."""
     await asyncio.wait_for(ctx.cancel.cancelled(), seconds)
     raise Cancelled("stopped")
 
@@ -104,7 +104,7 @@ class Command:
         process = start_process([*FARHAND, *arguments], env, stdout=terminal, stderr=terminal)
         os.close(terminal)
         shown = b""
-        with contextlib.suppress(OSError):  # the terminal is gone once nobody has it open
+        with contextlib.suppress(OSError):  # the terminal disappears when no process has it open
             while piece := os.read(main, 65536):
                 shown += piece
         os.close(main)

@@ -196,7 +196,7 @@ def test_a_call_in_the_background_says_what_it_waits_for(gateway: GatewayProcess
     assert answer(gateway, approval, "deny").status == 200
 
 
-def test_a_token_that_may_not_see_approvals_is_told_the_rule(gateway: GatewayProcess) -> None:
+def test_a_token_that_may_not_see_approvals_learns_the_rule(gateway: GatewayProcess) -> None:
     made = Command(gateway.home)("token", "create", "--tool", "exec", "--json").json()
     narrow = Command(gateway.home).with_env(FARHAND_URL=gateway.url, FARHAND_TOKEN=made["token"])
     process = narrow.start("call", "exec", "command=echo narrow")
@@ -233,7 +233,7 @@ def test_a_chat_shows_what_waits_and_takes_the_answer(gateway: GatewayProcess, m
         assert terminal.end() == 0
 
 
-def test_a_chat_line_by_line_goes_on_after_the_answer(gateway: GatewayProcess, model: ModelServer) -> None:
+def test_a_chat_line_by_line_continues_after_the_answer(gateway: GatewayProcess, model: ModelServer) -> None:
     """The line after an answer is the next message, whether or not the question was answered here."""
     model.add(calls(("exec", {"command": "echo asked"})), text("First done."), text("Second done."))
     line = [sys.executable, "-m", "farhand", "chat", "--session", "lines"]

@@ -110,7 +110,7 @@ def test_escape_codes_of_a_node_do_not_reach_the_terminal(command: Command, slow
 
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "100000", "soon"])
-def test_a_timeout_that_is_none_is_refused(command: Command, seconds: str) -> None:
+def test_an_invalid_timeout_is_refused(command: Command, seconds: str) -> None:
     done = command("call", "node.ping", "--timeout", seconds)
     assert done.status == 2 and "--timeout" in done.err
 
@@ -120,7 +120,7 @@ def test_a_timeout_may_be_a_fraction(command: Command, slow: PluginProcess) -> N
     assert done.status == 1 and done.err.startswith("timeout: the call did not end within 0.2 s")
 
 
-def test_the_background_prints_the_id_and_goes_on(
+def test_the_background_prints_the_id_and_continues(
     command: Command, shared_gateway: GatewayProcess, slow: PluginProcess
 ) -> None:
     done = command("call", "slow.sleep", "--background", "--session", "s1")
@@ -158,7 +158,7 @@ def test_ctrl_c_cancels_the_call_at_the_gateway(
         assert (out, err) == ("", "farhand: interrupted; the gateway cancels the call\n")
     wait_until(lambda: not running(), what="the call ends")
     ended = shared_gateway.get(f"/v1/calls/{record['id']}")
-    assert ended["state"] == "cancelled" and "hung up" in ended["error"]["message"]
+    assert ended["state"] == "cancelled" and "disconnected" in ended["error"]["message"]
 
 
 def test_ctrl_c_leaves_a_call_with_an_idempotency_key_running(

@@ -59,14 +59,14 @@ def test_options_before_the_subcommand_count_too(command: Command, made: list[st
     assert command("calls", "--json", "show", made[0]).json()["id"] == made[0]
 
 
-def test_a_call_that_is_none(command: Command, made: list[str]) -> None:
+def test_an_unknown_call(command: Command, made: list[str]) -> None:
     done = command("calls", "show", "0" * 36, "--json")
     assert done.status == 1 and done.json()["error"]["code"] == "not_found"
     for odd in ("nonsense", "", "../nodes", "a/b"):
         assert command("calls", "show", odd).status == 1
 
 
-def test_cancelling_what_is_over_says_so(command: Command, made: list[str]) -> None:
+def test_cancelling_an_ended_call_says_so(command: Command, made: list[str]) -> None:
     done = command("calls", "cancel", made[0])
     assert done.status == 1 and "already ended: ok" in done.err
 

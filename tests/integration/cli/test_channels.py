@@ -19,7 +19,7 @@ def talking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
         yield Command(home)
 
 
-def test_what_is_not_there_yet_is_said(tmp_path: Path) -> None:
+def test_missing_parts_are_reported(tmp_path: Path) -> None:
     with GatewayProcess(tmp_path / "home") as gateway:
         for arguments in (["message", "list"], ["channels", "hook"], ["tools", "--cost", "no-such-tool"]):
             done = Command(gateway.home)(*arguments)
@@ -40,7 +40,7 @@ def test_the_same_id_sends_nothing_new(talking: Command) -> None:
     assert json.loads(talking("message", "list", "--to", "you", "--json").out)["count"] == 1
 
 
-def test_what_cannot_be_sent_is_told(talking: Command) -> None:
+def test_an_undeliverable_message_is_reported(talking: Command) -> None:
     failed = talking("message", "send", "hello")
     assert failed.status == 1 and "channel is required" in failed.err
     failed = talking("message", "send", "hello", "--channel", "pigeon", "--to", "x", "--json")
@@ -62,7 +62,7 @@ def test_hooks_are_made_and_removed(talking: Command) -> None:
     assert talking("channels", "hook", "remove", "ci").status == 1
 
 
-def test_nobody_to_pair(talking: Command) -> None:
+def test_no_pairing_requests(talking: Command) -> None:
     assert json.loads(talking("channels", "pair", "--json").out)["count"] == 0
     for act in ("approve", "reject", "forget"):
         refused = talking("channels", "pair", act, "K7PQ2MXW")

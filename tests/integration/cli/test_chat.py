@@ -115,15 +115,15 @@ def test_a_recorded_run_is_repeated_without_a_network(house: House, command: Com
         repeated = gateway.get(f"/v1/sessions/{session.key}/history")["messages"]
         assert gateway.get("/v1/calls")["calls"] == []
     assert (again.status, again.out, again.err) == (0, first.out, first.err)
-    told = [
+    reported = [
         [(one["role"], one["content"], one.get("tool_calls")) for one in way] for way in (session.history(), repeated)
     ]
-    assert sorted(map(str, told[0])) == sorted(map(str, told[1]))
+    assert sorted(map(str, reported[0])) == sorted(map(str, reported[1]))
     unwritable = command("chat", "-m", "x", "--record", "/nowhere/x")
     assert unwritable.status == 2 and "/nowhere/x" in unwritable.err
 
 
-def test_a_chat_goes_on_through_a_restart_of_the_gateway(tmp_path: Path) -> None:
+def test_a_chat_continues_through_a_restart_of_the_gateway(tmp_path: Path) -> None:
     with contextlib.contextmanager(open_house)(tmp_path / "home") as house:
         session = house.session(calls(("agents_list", {})), text("lost", gate=threading.Event()), text("and found"))
         process = Command(house.gateway.home).start("chat", "-m", session.key, "--session", session.key)
@@ -132,7 +132,7 @@ def test_a_chat_goes_on_through_a_restart_of_the_gateway(tmp_path: Path) -> None
         assert process.stderr is not None
         while (
             "waiting for the gateway" not in process.stderr.readline()
-        ):  # else it may be back before anybody sees it gone
+        ):  # else it may be back before its absence is noticed
             assert process.poll() is None
         house.gateway.start()
         out, _ = process.communicate(timeout=60)

@@ -128,7 +128,7 @@ def test_commands_are_completed_explained_and_never_sent(house: House) -> None:
     assert len(session.asked()) == 1
 
 
-def test_ctrl_c_stops_the_run_and_the_chat_goes_on(house: House, laptop: NodeProcess) -> None:
+def test_ctrl_c_stops_the_run_and_the_chat_continues(house: House, laptop: NodeProcess) -> None:
     session = house.session(calls(("laptop__Bash", {"command": "sleep 300"})), text("after"))
     with chat(house, session.key) as terminal:
         terminal.expect(READY)

@@ -222,7 +222,7 @@ def test_every_command_has_help(name: str, tmp_path: Path) -> None:
     assert done.status == 0 and done.out.startswith(f"Usage: farhand {name}")
 
 
-def test_a_command_that_is_none(tmp_path: Path) -> None:
+def test_an_unknown_command(tmp_path: Path) -> None:
     command = Command(tmp_path)
     assert command("nonsense").status == 2
     assert command("nonsense", "--json").json()["error"]["code"] == "usage"
@@ -252,7 +252,7 @@ def test_a_reader_that_left_early_is_no_crash(shared_gateway: GatewayProcess, co
     assert process.returncode == 141 and err == b""
 
 
-def test_the_port_of_nobody(tmp_path: Path) -> None:
+def test_a_port_without_a_server(tmp_path: Path) -> None:
     (tmp_path / "gateway.json").write_text(json.dumps({"url": f"http://127.0.0.1:{free_port()}", "pid": os.getpid()}))
     assert "nothing answers" in Command(tmp_path)("nodes").err
 
@@ -290,7 +290,7 @@ def test_what_is_no_text_is_named(command: Command, arguments: list[str]) -> Non
         ["bench", "--seconds", "nan"],
     ],
 )
-def test_values_nobody_can_mean(command: Command, arguments: list[str]) -> None:
+def test_values_that_make_no_sense(command: Command, arguments: list[str]) -> None:
     done = command(*arguments, "--json")
     assert (done.status, done.err, done.json()["error"]["code"]) == (2, "", "usage")
 

@@ -67,7 +67,7 @@ def test_folders_both_ways(node: NodeProcess, tmp_path: Path) -> None:
     assert (tmp_path / "tree" / "in" / "tree" / "in" / "x").read_text() == "x"
 
 
-def test_a_folder_goes_into_one_that_is_there_and_its_programs_can_be_run(node: NodeProcess, tmp_path: Path) -> None:
+def test_a_folder_goes_into_an_existing_one_and_its_programs_can_be_run(node: NodeProcess, tmp_path: Path) -> None:
     (tmp_path / "kit").mkdir()
     (tmp_path / "kit" / "run").write_text("#!/bin/sh\n")
     (tmp_path / "kit" / "run").chmod(0o755)
@@ -77,7 +77,7 @@ def test_a_folder_goes_into_one_that_is_there_and_its_programs_can_be_run(node: 
     assert os.access(node.workspace / "place" / "kit" / "run", os.X_OK)
 
 
-def test_what_a_folder_holds_that_is_not_copied_is_said(node: NodeProcess, tmp_path: Path) -> None:
+def test_skipped_entries_of_a_folder_are_reported(node: NodeProcess, tmp_path: Path) -> None:
     (tmp_path / "odd" / "hollow").mkdir(parents=True)
     (tmp_path / "odd" / "file").write_text("x")
     (tmp_path / "odd" / "away").symlink_to("hollow")
@@ -91,7 +91,7 @@ def test_what_a_folder_holds_that_is_not_copied_is_said(node: NodeProcess, tmp_p
     ]
 
 
-def test_what_is_said_without_json(node: NodeProcess) -> None:
+def test_errors_without_json(node: NodeProcess) -> None:
     (node.workspace / "said").write_text("said")
     finished = cp(node, "box:said", "box:said-again")
     assert finished.returncode == 0 and finished.stdout == "" and "4 bytes copied" in finished.stderr
@@ -326,7 +326,7 @@ def test_a_folder_that_meets_a_file_there_is_found_out_before_anything_is_sent(
     (tmp_path / "meet" / "z" / "q").write_text("q")
     (node.workspace / "met" / "meet").mkdir(parents=True)
     (node.workspace / "met" / "meet" / "z").write_text("file")
-    assert "is a file there" in refused(node, "meet", "box:met", cwd=tmp_path)
+    assert "is a file, and the source is a folder" in refused(node, "meet", "box:met", cwd=tmp_path)
     assert [path.name for path in (node.workspace / "met" / "meet").iterdir()] == ["z"]
     assert "is a file" in refused(node, "meet", "box:met/meet/z", cwd=tmp_path)
 
@@ -346,7 +346,7 @@ def test_a_folder_that_fails_in_the_middle_tells_what_is_in_place(node: NodeProc
 # -- while the gateway is away ---------------------------------------------------------------------------------------
 
 
-def test_a_copy_between_nodes_goes_on_when_the_gateway_was_restarted(gateway: GatewayProcess, tmp_path: Path) -> None:
+def test_a_copy_between_nodes_continues_when_the_gateway_was_restarted(gateway: GatewayProcess, tmp_path: Path) -> None:
     with (
         Proxy(gateway.port) as proxy,
         NodeProcess(gateway, tmp_path / "one", "one") as one,
@@ -398,9 +398,7 @@ def test_a_copy_whose_answer_was_lost_is_found_though_its_node_has_gone(
         assert len(gateway.get("/v1/transfers")["transfers"]) == 1
 
 
-def test_who_gives_up_waiting_for_the_gateway_is_told_that_the_transfer_goes_on(
-    gateway: GatewayProcess, tmp_path: Path
-) -> None:
+def test_giving_up_on_the_gateway_reports_that_the_transfer_continues(gateway: GatewayProcess, tmp_path: Path) -> None:
     with NodeProcess(gateway, tmp_path / "one", "one") as one:
         (one.workspace / "file").write_text("x")
         body = {"source": "one:file", "destination": "one:again", "background": True}

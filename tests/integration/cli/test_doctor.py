@@ -120,7 +120,7 @@ def test_another_version_fails() -> None:
     assert FREE_FAIL < FREE_WARN
 
 
-def test_a_sandbox_that_cannot_be_given_is_said(tmp_path: Path) -> None:
+def test_a_sandbox_that_is_not_available_is_reported(tmp_path: Path) -> None:
     command = Command(tmp_path / "home")
     (tmp_path / "home").mkdir()
     settings = tmp_path / "home" / "farhand.toml"
@@ -132,13 +132,13 @@ def test_a_sandbox_that_cannot_be_given_is_said(tmp_path: Path) -> None:
     assert verdicts(command)["sandbox"]["status"] == "failed"
 
 
-def test_a_gateway_that_asks_nobody_for_a_token_fails(tmp_path: Path) -> None:
+def test_a_gateway_that_requires_no_token_fails(tmp_path: Path) -> None:
     with GatewayProcess(tmp_path / "home", "--open") as gateway:
         check = verdicts(Command(gateway.home))["strangers"]
     assert check["status"] == "failed" and "--open" in check["message"]
 
 
-def test_a_node_token_that_can_be_guessed_is_said(home: Path) -> None:
+def test_a_node_token_that_can_be_guessed_is_reported(home: Path) -> None:
     assert verdicts(Command(home, SA_NODE_TOKEN="short"))["node tokens"]["status"] == "warning"
     assert verdicts(Command(home, SA_NODE_TOKENS="a:short,b:" + "x" * 32))["node tokens"]["status"] == "warning"
     assert verdicts(Command(home, SA_NODE_TOKEN="x" * 32))["node tokens"]["status"] == "ok"
@@ -147,13 +147,13 @@ def test_a_node_token_that_can_be_guessed_is_said(home: Path) -> None:
 OLD_SQLITE = "import apsw\napsw.sqlite_lib_version = lambda: '3.40.1'\n"
 
 
-def test_every_unsafe_exposure_is_said_loudly(tmp_path: Path) -> None:
+def test_every_unsafe_exposure_is_reported(tmp_path: Path) -> None:
     """Each alone, beside a gateway that is fine otherwise: the status is 1, and one check has failed."""
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "sitecustomize.py").write_text(OLD_SQLITE)
     tried = held = 0
 
-    def told(check: str, gateway: GatewayProcess, **env: str) -> None:
+    def reported(check: str, gateway: GatewayProcess, **env: str) -> None:
         nonlocal tried, held
         done = Command(gateway.home, **env)("doctor", "--json")
         failed = [one["name"] for one in done.json()["checks"] if one["status"] == "failed"]
@@ -164,23 +164,23 @@ def test_every_unsafe_exposure_is_said_loudly(tmp_path: Path) -> None:
     with GatewayProcess(tmp_path / "home") as gateway:
         home = gateway.home
         assert Command(home)("doctor", "--json").status == 0
-        told("SQLite", gateway, PYTHONPATH=str(tmp_path / "old"))
-        told("node tokens", gateway, SA_NODE_TOKEN=" ")
+        reported("SQLite", gateway, PYTHONPATH=str(tmp_path / "old"))
+        reported("node tokens", gateway, SA_NODE_TOKEN=" ")
         home.chmod(0o755)
-        told("home", gateway)
+        reported("home", gateway)
         home.chmod(0o700)
         (home / "token").chmod(0o644)
-        told("owner token", gateway)
+        reported("owner token", gateway)
         (home / "token").chmod(0o600)
         key = home / "nodes" / "n" / "key.json"
         key.parent.mkdir(parents=True)
         key.write_text("{}")
         key.chmod(0o644)
-        told("key.json", gateway)
+        reported("key.json", gateway)
     with GatewayProcess(tmp_path / "wide", "--host", "0.0.0.0", env={"FARHAND_GATEWAY_TLS": "off"}) as gateway:
-        told("exposure", gateway)
+        reported("exposure", gateway)
     with GatewayProcess(tmp_path / "open", "--open") as gateway:
-        told("strangers", gateway)
+        reported("strangers", gateway)
     print(f"unsafe exposures: {tried} tried, {held} held")
 
 
@@ -190,7 +190,7 @@ def test_open_beyond_this_machine_does_not_even_start(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:99999", "http://[::1", "no address"])
-def test_an_address_that_is_none_is_a_finding(tmp_path: Path, url: str) -> None:
+def test_an_invalid_address_is_a_finding(tmp_path: Path, url: str) -> None:
     done = Command(tmp_path)("doctor", "--url", url, "--json")
     (found,) = [check for check in done.json()["checks"] if check["name"] == "gateway"]
     assert done.status == 1 and "is not the address of a gateway" in found["message"]

@@ -38,7 +38,7 @@ def test_after_the_last_there_is_nothing(command: Command, hello: PluginProcess)
 
 
 @pytest.mark.parametrize("value", ["-1", "x", "1.5"])
-def test_an_id_that_is_none_is_refused(command: Command, value: str) -> None:
+def test_an_invalid_id_is_refused(command: Command, value: str) -> None:
     done = command("events", "--after", value, "--json")
     assert done.status == 2 and done.json()["error"]["code"] == "usage"
 

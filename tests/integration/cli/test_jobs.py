@@ -172,7 +172,7 @@ def test_attach_sends_what_is_typed(command: Command, hands: NodeProcess) -> Non
 
 
 @pytest.mark.parametrize("key", ["\x04", "\x03"])
-def test_ctrl_d_and_ctrl_c_leave_and_the_command_goes_on(command: Command, hands: NodeProcess, key: str) -> None:
+def test_ctrl_d_and_ctrl_c_leave_and_the_command_continues(command: Command, hands: NodeProcess, key: str) -> None:
     session = begin(hands, "echo up; cat")
     typist = Typist(command, "attach", "hands", session)
     typist.sees("up")
@@ -197,7 +197,7 @@ def test_sigint_leaves_without_a_terminal_too(command: Command, hands: NodeProce
     assert process.returncode == 0 and running(hands, session)
 
 
-def test_input_that_is_not_taken_is_said(command: Command, hands: NodeProcess) -> None:
+def test_input_that_is_not_accepted_is_reported(command: Command, hands: NodeProcess) -> None:
     session = begin(hands, "exec 0<&-; echo closed; sleep 3")
     wait_until(lambda: "closed" in hands.ok("Process", {"action": "log", "sessionId": session})["log"], 15, "closed")
     done = command("attach", "hands", session, stdin="words\n")
@@ -296,8 +296,8 @@ def test_ctrl_c_cancels_the_call_that_is_followed(
     wait_until(lambda: marked(f"MARK={mark}"), 15, "the command")
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
-    told = json.loads(out)["error"]["message"] if as_json else err
-    assert process.returncode == 130 and "interrupted; cancelled on request" in told and "ended" in told
+    reported = json.loads(out)["error"]["message"] if as_json else err
+    assert process.returncode == 130 and "interrupted; cancelled on request" in reported and "ended" in reported
     wait_until(lambda: not marked(mark), 15, "the end of the tree")
     [record] = [call for call in shared_gateway.get("/v1/calls?state=cancelled")["calls"] if mark in str(call["args"])]
     assert record["error"]["kind"] == "cancelled"

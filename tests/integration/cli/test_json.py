@@ -57,7 +57,7 @@ def test_the_version_is_a_document(tmp_path: Path, words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("words", [["--json", "token", "list"], ["token", "--json", "list"]])
-def test_a_command_takes_over_what_its_group_was_told(command: Command, words: list[str]) -> None:
+def test_a_command_inherits_the_options_of_its_group(command: Command, words: list[str]) -> None:
     assert "tokens" in command(*words).json()
 
 
@@ -68,14 +68,14 @@ def test_a_gateway_tells_when_it_is_ready(tmp_path: Path, name: str) -> None:
     try:
         assert gateway.process is not None and gateway.process.stdout is not None
         text = gateway.process.stdout.read()  # to its end: nothing follows
-        told = json.loads(text)
-        assert (told["ready"], told["url"], told["home"]) == (True, gateway.url, str(gateway.home))
-        assert (told["version"], told["pid"]) == (__version__, gateway.process.pid)
-        assert Path(told["token_file"]).read_text().strip() == gateway.token and gateway.token not in text
-        assert told["console"].startswith(f"{gateway.url}/signin?code=")
-        assert (told["node"] is None) == (name == "gateway")
+        reported = json.loads(text)
+        assert (reported["ready"], reported["url"], reported["home"]) == (True, gateway.url, str(gateway.home))
+        assert (reported["version"], reported["pid"]) == (__version__, gateway.process.pid)
+        assert Path(reported["token_file"]).read_text().strip() == gateway.token and gateway.token not in text
+        assert reported["console"].startswith(f"{gateway.url}/signin?code=")
+        assert (reported["node"] is None) == (name == "gateway")
         if name == "up":
-            gateway.wait_for_node(told["node"])
+            gateway.wait_for_node(reported["node"])
     finally:
         status = gateway.stop()
     assert status == 0
@@ -105,13 +105,13 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, Any, str]:
 def test_a_node_tells_when_it_is_connected(shared_gateway: GatewayProcess, tmp_path: Path, level: str) -> None:
     process = node(shared_gateway.url, tmp_path, "--log-level", level)
     assert process.stdout is not None
-    told = json.loads(process.stdout.read())  # to its end: nothing follows
+    reported = json.loads(process.stdout.read())  # to its end: nothing follows
     shared_gateway.wait_for_node("told")
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=60)
     status = process.returncode
-    assert (status, told["ready"], told["node_id"], told["pid"]) == (0, True, "told", process.pid)
-    assert (told["gateway"], told["workspace"]) == (shared_gateway.url, str(tmp_path))
+    assert (status, reported["ready"], reported["node_id"], reported["pid"]) == (0, True, "told", process.pid)
+    assert (reported["gateway"], reported["workspace"]) == (shared_gateway.url, str(tmp_path))
     assert ("connected to" in err) == (level == "info")
 
 
@@ -124,8 +124,8 @@ def test_a_node_that_never_got_through_says_so(tmp_path: Path) -> None:
     process = node(f"http://127.0.0.1:{free_port()}", tmp_path)
     assert process.stderr is not None
     process.stderr.readline()  # it tries
-    status, told, _ = ended(process)
-    assert (status, told["ready"]) == (0, False)
+    status, reported, _ = ended(process)
+    assert (status, reported["ready"]) == (0, False)
 
 
 def test_a_folder_that_cannot_be_made_is_one_document(tmp_path: Path) -> None:
@@ -134,26 +134,26 @@ def test_a_folder_that_cannot_be_made_is_one_document(tmp_path: Path) -> None:
     assert done.status == 1 and str(tmp_path / "file") in done.json()["error"]["message"]
 
 
-def test_what_nobody_thought_of_is_one_document(tmp_path: Path) -> None:
+def test_an_unexpected_error_is_one_document(tmp_path: Path) -> None:
     (tmp_path / "home" / "memory.db").mkdir(parents=True)
     done = Command(tmp_path / "home")("gateway", "--port", "0", "--json")
     assert done.status == 1 and done.json()["error"]["message"] and "Traceback" not in done.err
 
 
 @pytest.mark.parametrize("host", ["a" * 70, "no-such-host.invalid", "203.0.113.9"])
-def test_a_host_that_is_none_of_ours_is_named(tmp_path: Path, host: str) -> None:
+def test_a_foreign_host_is_named(tmp_path: Path, host: str) -> None:
     done = Command(tmp_path / "home")("gateway", "--host", host, "--port", "0", "--json")
-    told = done.json()["error"]["message"]
-    assert done.status == 1 and host in told and "--host" in told and "--port" not in told
+    reported = done.json()["error"]["message"]
+    assert done.status == 1 and host in reported and "--host" in reported and "--port" not in reported
 
 
-def test_a_node_without_anything_to_log_in_with_is_told_how(shared_gateway: GatewayProcess, tmp_path: Path) -> None:
+def test_a_node_without_a_credential_learns_how_to_get_one(shared_gateway: GatewayProcess, tmp_path: Path) -> None:
     done = Command(tmp_path)("node", "--gateway", shared_gateway.url, "--id", "told", "--json")
     message = done.json()["error"]["message"]
     assert done.status == 1 and shared_gateway.url in message and "`farhand node pair`" in message
 
 
 @pytest.mark.parametrize("url", ["http://[::1", "http://127.0.0.1:99999", "ftp://127.0.0.1", "http://:3210"])
-def test_a_node_for_an_address_that_is_none(tmp_path: Path, url: str) -> None:
+def test_a_node_with_an_invalid_address(tmp_path: Path, url: str) -> None:
     done = Command(tmp_path, SA_NODE_TOKEN="x")("node", "--gateway", url, "--json")
     assert done.status == 1 and url in done.json()["error"]["message"]

@@ -55,7 +55,7 @@ def test_an_id_is_whole_however_narrow_the_terminal(command: Command, hello: Plu
     assert all(len(name) >= 4 or name == "…" for name in shown[0].split()), "no column of single letters"
 
 
-def test_colours_on_a_terminal_unless_the_user_said_no(command: Command, hello: PluginProcess) -> None:
+def test_colours_on_a_terminal_unless_disabled(command: Command, hello: PluginProcess) -> None:
     assert "\x1b[32monline" in command.on_terminal("nodes")
     assert "\x1b" not in command.with_env(NO_COLOR="1").on_terminal("nodes")
     assert "\x1b" not in command.with_env(TERM="dumb").on_terminal("nodes")

@@ -1,4 +1,4 @@
-"""What a start does without: a package that is loaded before it is wanted costs every start its time and memory."""
+"""Packages that a start must not load: each would cost time and memory at every start."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Words for people: times and texts."""
+"""Output for people: times and texts."""
 
 from __future__ import annotations
 

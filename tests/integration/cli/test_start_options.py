@@ -141,7 +141,7 @@ def test_open_after_closed_and_back_on_one_home(tmp_path: Path) -> None:
 
 
 def test_a_node_keeps_its_own_token_while_the_gateway_is_open(tmp_path: Path) -> None:
-    """A token made for a node is good for it before, during and after `--open`; its id is taken by nobody else."""
+    """A node's token is valid before, during and after `--open`, and no other node can take its id."""
     home = tmp_path / "home"
     token = ""
     for number, arguments in enumerate([(), ("--open",), ()]):

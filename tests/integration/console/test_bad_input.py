@@ -111,7 +111,7 @@ def test_times_follow_the_clock_of_the_gateway(gateway: GatewayProcess, visit: O
     one.seen(page.locator("#calls"), "clock.check")
 
 
-def test_a_tab_that_slept_for_a_day_goes_on(gateway: GatewayProcess, visit: Open) -> None:
+def test_a_tab_that_slept_for_a_day_continues(gateway: GatewayProcess, visit: Open) -> None:
     one = visit()
     one.page.add_init_script(CLOCK % 0)
     page = one.sign_in(gateway, "calls")

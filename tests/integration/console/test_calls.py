@@ -19,7 +19,7 @@ registry = ToolRegistry()
 
 @registry.tool("lab.wait")
 async def wait(ctx: ToolContext, seconds: float, note: str = "") -> str:
-    '''Wait, unless told to stop. {HOSTILE}'''
+    '''Wait until cancelled. {HOSTILE}'''
     try:
         await asyncio.wait_for(ctx.cancel.cancelled(), seconds)
     except TimeoutError:
@@ -113,7 +113,7 @@ def test_long_numbers_and_failures_are_shown_as_they_are(staffed: GatewayProcess
     one.seen(page.get_by_role("alert"), "Invalid JSON")
 
 
-def test_a_tool_nobody_lists_can_be_called_by_name(staffed: GatewayProcess, visit: Open) -> None:
+def test_an_unlisted_tool_can_be_called_by_name(staffed: GatewayProcess, visit: Open) -> None:
     one = visit()
     page = one.sign_in(staffed, "machines/hello/tools")
     page.get_by_label("Find a tool").fill("node.unlisted")

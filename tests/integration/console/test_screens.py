@@ -1,4 +1,4 @@
-"""Every screen in a real browser: on a desk and a phone, light and dark, without serious problems of accessibility."""
+"""Every screen in a real browser: on desktop and phone, light and dark, without serious accessibility problems."""
 
 from __future__ import annotations
 
@@ -377,7 +377,7 @@ def test_a_budget_is_set_shown_changed_and_removed(lived_in: GatewayProcess, vis
     assert lived_in.get("/v1/budgets?subject=agent:helper")["budgets"] == []
 
 
-def test_a_token_gets_a_budget_and_a_used_up_one_is_said_to_be(lived_in: GatewayProcess, visit: Open) -> None:
+def test_a_token_gets_a_budget_and_a_used_up_one_is_reported(lived_in: GatewayProcess, visit: Open) -> None:
     one = visit()
     page = one.sign_in(lived_in, "access/tokens")
     one.button("New token").click()
@@ -389,9 +389,9 @@ def test_a_token_gets_a_budget_and_a_used_up_one_is_said_to_be(lived_in: Gateway
     dialog.get_by_role("button", name="Create").click()
     secret = page.locator("code.secret")
     one.seen(secret, "fhc_")
-    told = {"tool": "hands__Bash", "args": {"command": "true"}}
+    reported = {"tool": "hands__Bash", "args": {"command": "true"}}
     states = [
-        lived_in.request("POST", "/v1/tools/invoke", told, token=secret.inner_text()).json()["ok"] for _ in range(2)
+        lived_in.request("POST", "/v1/tools/invoke", reported, token=secret.inner_text()).json()["ok"] for _ in range(2)
     ]
     assert states == [True, False]
     page.get_by_role("row").filter(has_text="spender").get_by_role("link", name="Budgets").click()
@@ -446,7 +446,7 @@ def test_the_policy_is_explained_replayed_and_saved(lived_in: GatewayProcess, vi
     one.button("Replay the last week").click()
     one.seen(page.get_by_role("status").filter(has_text="denied"), "1 denied")
     try:
-        # Somebody else changes the file meanwhile: nothing is overwritten, and the draft stays.
+        # Another program changes the file meanwhile: nothing is overwritten, and the draft stays.
         (lived_in.home / "farhand.toml").write_text(before + "# changed\n" + '[[policy.rules]]\ndecision = "allow"\n')
         one.button("Save").click()
         one.seen(page.get_by_role("alert"), "The policy has changed since you loaded it")
@@ -541,7 +541,7 @@ def test_the_model_is_tested(lived_in: GatewayProcess, visit: Open) -> None:
     one.seen(page.get_by_role("status").filter(has_text="It answered in"), "You said")
 
 
-# Scrolls by so many pixels in each of so many frames; returns the frames in a second.
+# Scrolls by a number of pixels in each of a number of frames; returns the frames per second.
 SCROLL = """async ([pixels, frames]) => {
     const view = document.querySelector("#calls .view");
     const began = performance.now();

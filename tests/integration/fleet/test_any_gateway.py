@@ -127,7 +127,7 @@ def test_a_call_that_waits_on_one_is_answered_on_the_other(
     assert (hands_of_one.workspace / name).exists() is (decision == "approve")
 
 
-def test_nobody_approves_their_own_call_on_another_gateway(fleet: Fleet, hands_of_one: NodeProcess) -> None:
+def test_a_credential_cannot_approve_its_own_call_on_another_gateway(fleet: Fleet, hands_of_one: NodeProcess) -> None:
     one, two = fleet
     made = one.request("POST", "/v1/tokens", {"label": "x", "scopes": ["tools.exec", "approve", "read"]}).json()
     secret = made["token"]

@@ -155,7 +155,7 @@ def test_the_shared_journal_can_be_verified_from_every_home(fleet: Fleet, hands_
         assert done.returncode == 0 and "nothing was changed" in done.stdout, done.stdout + done.stderr
 
 
-def test_answers_to_calls_that_nobody_made_hold_up_nobody(fleet: Fleet, hands_of_one: NodeProcess) -> None:
+def test_answers_to_calls_that_were_never_made_do_not_block_others(fleet: Fleet, hands_of_one: NodeProcess) -> None:
     one, two = fleet
 
     async def flood() -> None:

@@ -72,7 +72,7 @@ def test_a_completion_is_the_answer_of_the_agent(house: House, client: openai.Op
     assert roles(session.history()) == ["user", "assistant", "tool", "assistant"]
 
 
-def test_a_completion_streams_as_it_is_said(house: House, client: openai.OpenAI) -> None:
+def test_a_completion_is_streamed_as_it_arrives(house: House, client: openai.OpenAI) -> None:
     gate = threading.Event()
     session = house.session(text("one two three", pieces=3, gate=gate, before_gate=2))
     stream = client.chat.completions.create(
@@ -348,8 +348,8 @@ def test_sessions_list_history_and_status(house: House) -> None:
 def test_sessions_send_starts_a_run(house: House) -> None:
     session = house.session(text("first"), text("second"))
     session.send()
-    told = content(house, "sessions_send", {"session_id": session.key, "content": "go on"})
-    assert told == f"message sent to session {session.key}"
+    reported = content(house, "sessions_send", {"session_id": session.key, "content": "go on"})
+    assert reported == f"message sent to session {session.key}"
     wait_until(lambda: len(session.history()) == 4)
     assert failure(house, "sessions_send", {"session_id": "nobody", "content": "x"})[0] == "not_found"
     assert failure(house, "sessions_send", {"session_id": session.key})[0] == "invalid_args"

@@ -31,7 +31,7 @@ TOOL = {"biz_params": {"tool": {"name": "shell", "input": {"command": "true"}}}}
 
 
 @pytest.mark.parametrize("way", ["after a new beginning", "by a tool", "by a refused message"])
-def test_nobody_takes_over_a_chat_whose_conversation_is_another_s(house: House, way: str) -> None:
+def test_a_credential_cannot_take_over_the_chat_of_another(house: House, way: str) -> None:
     """A token that puts its name on a chat does not thereby end what the agent does there for another."""
     first, other = token(house, "chat", "tools.exec"), token(house, "chat", "tools.exec")
     name = f"c-{uuid.uuid4().hex[:8]}"

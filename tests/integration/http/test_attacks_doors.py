@@ -317,7 +317,7 @@ def test_a_query_has_few_parameters(gateway: GatewayProcess) -> None:
         assert gateway.request("GET", f"{path}?{'a&' * 50}limit=1", token=reader).status == 200
 
 
-def test_a_token_has_so_many_requests_open(gateway: GatewayProcess) -> None:
+def test_the_open_requests_of_a_token_are_limited(gateway: GatewayProcess) -> None:
     """One token could take every connection of the gateway by streams that never end."""
     reader = token(gateway, "read")
     head = f"GET /v1/events HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {reader}\r\n\r\n".encode()

@@ -143,7 +143,7 @@ def test_a_stream_ends_with_its_session(shared_gateway: GatewayProcess) -> None:
     connection.close()
 
 
-def test_a_session_ends_when_its_time_is_over(tmp_path: Path) -> None:
+def test_a_session_ends_when_it_expires(tmp_path: Path) -> None:
     env: dict[str, str | None] = {"FARHAND_CONSOLE_MAX_DAYS": str(2 / 86_400)}
     with GatewayProcess(tmp_path / "home", env=env) as gateway:
         headers = gateway.sign_in()

@@ -82,41 +82,41 @@ def test_what_a_machine_does_not_lend_is_not_offered_but_refused(machines: Machi
     assert set(node["tools"]) == lent
     answer = machines.gateway.invoke("vault__Bash", {"command": "true"})
     assert answer["error"]["kind"] == "not_allowed" and "--read-only" in answer["error"]["message"]
-    told = machines.ask(machines.compact, "tools/call", name="node_write", arguments={"node": "vault", "path": "x"})
-    assert told["isError"] and told["content"][0]["text"].startswith(("not_allowed", "invalid_args"))
+    reported = machines.ask(machines.compact, "tools/call", name="node_write", arguments={"node": "vault", "path": "x"})
+    assert reported["isError"] and reported["content"][0]["text"].startswith(("not_allowed", "invalid_args"))
 
 
 def test_a_result_is_read_once_and_the_record_names_the_machine_s_tool(machines: Machines) -> None:
     run = {"node": "laptop", "command": "echo o-$((40+2))-o"}
-    told = machines.ask(machines.compact, "tools/call", name="node_bash", arguments=run)
-    assert json.dumps(told).count("o-42-o") == 1
-    record = machines.gateway.get(f"/v1/calls/{told['_meta']['farhand/call_id']}")
+    reported = machines.ask(machines.compact, "tools/call", name="node_bash", arguments=run)
+    assert json.dumps(reported).count("o-42-o") == 1
+    record = machines.gateway.get(f"/v1/calls/{reported['_meta']['farhand/call_id']}")
     assert (record["tool"], record["args"]) == ("laptop__Bash", {"command": run["command"]})
     assert record["result"]["output"] == record["result"]["tail"] == "o-42-o\n"
-    told = machines.ask(
+    reported = machines.ask(
         machines.gateway.token, "tools/call", name="laptop__Bash", arguments={"command": "echo o-$((6*7))-o"}
     )
-    assert json.dumps(told).count("o-42-o") == 1
+    assert json.dumps(reported).count("o-42-o") == 1
 
 
 def test_rights_decide_on_the_machine_s_tool(machines: Machines) -> None:
     narrow = machines.made(tools=["laptop__Read"])
     assert machines.names(narrow) == {"laptop__Read"}
     (machines.laptop.workspace / "n.txt").write_text("narrow\n")
-    told = machines.ask(narrow, "tools/call", name="node_read", arguments={"node": "laptop", "path": "n.txt"})
-    assert "narrow" in told["content"][0]["text"]
+    reported = machines.ask(narrow, "tools/call", name="node_read", arguments={"node": "laptop", "path": "n.txt"})
+    assert "narrow" in reported["content"][0]["text"]
     for name, arguments in (
         ("node_bash", {"node": "laptop", "command": "true"}),
         ("node_read", {"node": "vault", "path": "n.txt"}),
         ("node_list", {}),
     ):
-        told = machines.ask(narrow, "tools/call", name=name, arguments=arguments)
-        assert told["isError"] and told["content"][0]["text"].startswith("not_allowed"), told
+        reported = machines.ask(narrow, "tools/call", name=name, arguments=arguments)
+        assert reported["isError"] and reported["content"][0]["text"].startswith("not_allowed"), reported
 
 
-def test_an_unknown_machine_is_told_and_known_ones_are_listed(machines: Machines) -> None:
-    told = machines.ask(machines.compact, "tools/list")["tools"]
-    bash = next(tool for tool in told if tool["name"] == "node_bash")
+def test_an_unknown_machine_is_named_and_known_ones_are_listed(machines: Machines) -> None:
+    reported = machines.ask(machines.compact, "tools/list")["tools"]
+    bash = next(tool for tool in reported if tool["name"] == "node_bash")
     assert bash["inputSchema"]["properties"]["node"]["description"] == "Id of the machine: laptop, vault."
     text_ = machines.ask(machines.compact, "tools/call", name="node_list", arguments={})["content"][0]["text"]
     assert [(one["node"], one["online"]) for one in json.loads(text_)["machines"]] == [

@@ -1,4 +1,4 @@
-"""Attacks and accidents that a review thought of: each hurts at most whoever makes it."""
+"""Attacks and accidents found in a review: each affects at most the client that causes it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_looking_at_a_sign_in_link_does_not_use_it_up(shared_gateway: GatewayPro
     assert shared_gateway.request("GET", path, token=None).status == 401
 
 
-def test_whoever_waits_when_the_gateway_stops_is_told_so(tmp_path: Path) -> None:
+def test_waiting_callers_are_notified_when_the_gateway_stops(tmp_path: Path) -> None:
     async def run() -> None:
         with GatewayProcess(tmp_path / "home") as gateway:
             extras = {"features": ["cancel", "resume"], "resume": {"boot": "b"}}
@@ -121,7 +121,7 @@ async def offering(node: PlainNode, node_id: str, tools: list[Any], features: li
     await node.receive("gateway_welcome")
 
 
-def test_numbers_nobody_can_hold_are_the_callers_mistake(gateway: GatewayProcess) -> None:
+def test_numbers_out_of_range_are_invalid(gateway: GatewayProcess) -> None:
     async def run() -> None:
         async with PlainNode.connect(gateway, hello=False) as node:
             schema = {"type": "object", "properties": {"a": {"type": "number"}}}
@@ -134,7 +134,7 @@ def test_numbers_nobody_can_hold_are_the_callers_mistake(gateway: GatewayProcess
     asyncio.run(run())
 
 
-def test_a_schema_that_unfolds_without_end_stalls_nobody(gateway: GatewayProcess) -> None:
+def test_a_schema_that_unfolds_without_end_does_not_stall_others(gateway: GatewayProcess) -> None:
     async def run() -> None:
         schema: dict[str, Any] = {"type": "object", "$ref": "#/$defs/a0", "$defs": {"a60": {"type": "object"}}}
         for level in range(60):
@@ -148,7 +148,7 @@ def test_a_schema_that_unfolds_without_end_stalls_nobody(gateway: GatewayProcess
     asyncio.run(run())
 
 
-def test_a_node_that_tells_nonsense_of_its_jobs_spoils_nobody_elses_list(gateway: GatewayProcess) -> None:
+def test_invalid_jobs_of_one_node_do_not_spoil_the_list_of_others(gateway: GatewayProcess) -> None:
     async def run() -> None:
         async with PlainNode.connect(gateway, hello=False) as node:
             await offering(node, "liar", [], ["resume", "query.jobs"])
@@ -166,7 +166,7 @@ def test_a_node_that_tells_nonsense_of_its_jobs_spoils_nobody_elses_list(gateway
     asyncio.run(run())
 
 
-def test_a_blank_owner_token_lets_nobody_in(tmp_path: Path) -> None:
+def test_a_blank_owner_token_admits_no_caller(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
     (home / "token").write_text("\n")
@@ -207,7 +207,7 @@ def test_a_second_program_for_the_same_node_is_refused(gateway: GatewayProcess, 
 
 
 def test_many_callers_at_once_are_all_answered(shared_gateway: GatewayProcess) -> None:
-    """Nobody is left waiting when a node answers out of order and some callers leave."""
+    """Every caller is answered when a node answers out of order and some callers leave."""
 
     async def run() -> None:
         async with PlainNode.connect(shared_gateway, "crowd", ["crowd"]) as node:
@@ -229,8 +229,8 @@ def test_many_callers_at_once_are_all_answered(shared_gateway: GatewayProcess) -
     asyncio.run(run())
 
 
-def test_the_guard_asks_in_its_order(shared_gateway: GatewayProcess) -> None:
-    """Of a request that is wrong in every way, what is outermost is told first; nothing within was looked at."""
+def test_the_guard_checks_in_its_order(shared_gateway: GatewayProcess) -> None:
+    """For a request with several faults, the outermost one is reported; nothing after it was checked."""
     made = shared_gateway.request("POST", "/v1/tokens", {"scopes": ["read"]}).json()
     faults: dict[str, tuple[dict[str, str], int, str]] = {
         "host": ({"Host": "evil.example"}, 403, "host_not_allowed"),
@@ -257,7 +257,7 @@ def test_the_guard_asks_in_its_order(shared_gateway: GatewayProcess) -> None:
     print(f"requests that are wrong in every way: {len(names)} tried, {len(names)} held")
 
 
-def test_nobody_writes_lines_of_their_own_into_the_log(tmp_path: Path) -> None:
+def test_input_cannot_inject_log_lines(tmp_path: Path) -> None:
     """What a peer says is one line, without the characters that steer a terminal."""
     with GatewayProcess(tmp_path / "home") as gateway:
 

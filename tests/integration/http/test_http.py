@@ -125,7 +125,7 @@ def test_every_other_route_needs_credentials(
     assert answer.headers["www-authenticate"] == "Bearer"
 
 
-def test_no_route_of_the_table_opts_out(shared_gateway: GatewayProcess) -> None:
+def test_no_route_skips_the_guard(shared_gateway: GatewayProcess) -> None:
     """The description is made from the routes, so that a route added later is tried too."""
     paths = shared_gateway.get("/v1/openapi.json")["paths"]
     assert len(paths) > 90
@@ -520,7 +520,7 @@ def test_ten_wrong_tokens_lock_an_address_out(gateway: GatewayProcess) -> None:
     assert gateway.request("GET", "/healthz", token=None, headers=far).status == 200
 
 
-def test_a_lock_leaves_a_trace_and_nobody_else_lifts_it(gateway: GatewayProcess) -> None:
+def test_a_lockout_is_recorded_and_not_lifted_by_others(gateway: GatewayProcess) -> None:
     far = {"X-Forwarded-For": "203.0.113.7"}
     for _ in range(12):
         gateway.request("GET", "/v1/nodes", token="a-guess-of-a-token", headers=far)
@@ -706,11 +706,11 @@ def test_last_event_id_that_cannot_be_is_400(shared_gateway: GatewayProcess, las
     assert answer.status == 400 and "Last-Event-ID" in problem(answer)["message"]
 
 
-def test_slow_reader_hurts_nobody_and_misses_nothing(shared_gateway: GatewayProcess, worker: Plugin) -> None:
+def test_slow_reader_does_not_affect_others_and_misses_nothing(shared_gateway: GatewayProcess, worker: Plugin) -> None:
     begin = (journal(shared_gateway) or [{"id": 0}])[-1]["id"]
     with Reader(shared_gateway, begin) as slow, Reader(shared_gateway, begin) as fast:
         for _ in range(120):
-            shared_gateway.invoke("x" * 200_000)  # each leaves an entry of this length: 24 MB that nobody reads
+            shared_gateway.invoke("x" * 200_000)  # each leaves an entry of this length: 24 MB that are not read
         began = time.monotonic()
         last = shared_gateway.invoke("worker.effect", {})["request_id"]
         assert time.monotonic() - began < 60
@@ -899,7 +899,7 @@ def test_home_and_token_are_closed_to_others_at_birth(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "secret", [b"\xff\xfe", "h\u00e9".encode(), "h\u00e9".encode("latin-1"), b"\xed\xa0\x80", b"\x80"]
 )
-def test_a_token_that_is_not_ascii_is_401_at_every_door(shared_gateway: GatewayProcess, secret: bytes) -> None:
+def test_a_token_that_is_not_ascii_is_401_on_every_route(shared_gateway: GatewayProcess, secret: bytes) -> None:
     place = f"Host: 127.0.0.1:{shared_gateway.port}\r\nConnection: "
     upgrade = (
         "Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"

@@ -389,7 +389,7 @@ def test_there_are_four_tools_and_no_more(door: Door, name: str) -> None:
         ({"biz_params": []}, "biz_params"),
     ],
 )
-def test_a_request_that_is_wrong_is_told_where(door: Door, fields: dict[str, Any], said: str) -> None:
+def test_an_invalid_request_names_the_field_at_fault(door: Door, fields: dict[str, Any], said: str) -> None:
     answer = door.post(**fields)
     assert (answer.status, answer.json()["error"]["code"]) == (400, "invalid_request"), answer
     assert said in answer.json()["error"]["message"]
@@ -568,7 +568,7 @@ def test_a_stream_has_the_same_events(door: Door, folder: Path) -> None:
 
 
 def test_events_come_while_they_happen(door: Door, folder: Path) -> None:
-    """The call is told before the tool has ended: it waits for what only its reader does after that."""
+    """The call is reported before the tool has ended: the tool waits for something that only its reader does later."""
     command = "for i in $(seq 200); do [ -e go ] && break; sleep 0.05; done; echo gone"
     tool = {"name": "shell", "input": {"command": command, "cwd": folder.name}}
     body = {"session_id": "s", "user_id": "u", "stream": True, "biz_params": {"tool": tool}}
@@ -604,7 +604,7 @@ def test_a_failure_before_the_first_event_is_the_answer(door: Door) -> None:
 
 
 def test_a_client_that_keeps_its_connection_gets_the_same_answers(door: Door, folder: Path) -> None:
-    """After the second request with one head the usual way is left out; nobody can tell."""
+    """Repeated requests on one connection are answered alike."""
     (folder / "a.txt").write_text("first")
     (folder / "b.txt").symlink_to("a.txt")
     (folder / "c.txt").symlink_to("/etc/passwd")
@@ -673,7 +673,7 @@ def test_a_chat_keeps_what_was_said(door: Door, folder: Path) -> None:
     assert chat["updated_at"] >= chat["created_at"]
 
 
-def test_what_the_user_said_is_kept_when_the_tool_fails(door: Door) -> None:
+def test_the_users_message_is_kept_when_the_tool_fails(door: Door) -> None:
     door.call("read_file", {"path": "none"}, text="one")
     door.call("none", {}, text="two")
     door.post("three", biz_params={"tool": 3})
@@ -681,7 +681,7 @@ def test_what_the_user_said_is_kept_when_the_tool_fails(door: Door) -> None:
     assert door.said() == [("user", "one"), ("user", "two"), ("user", "three"), ("user", "four")]
 
 
-def test_what_the_user_said_is_kept_before_the_tool_has_ended(door: Door, folder: Path) -> None:
+def test_the_users_message_is_stored_before_the_tool_has_ended(door: Door, folder: Path) -> None:
     command = "for i in $(seq 200); do [ -e go ] && break; sleep 0.05; done"
     call = threading.Thread(target=door.call, args=("shell", {"command": command, "cwd": folder.name}))
     call.start()
@@ -691,7 +691,7 @@ def test_what_the_user_said_is_kept_before_the_tool_has_ended(door: Door, folder
     assert len(door.said()) == 2
 
 
-def test_chats_are_told_apart_by_session_user_and_channel(door: Door) -> None:
+def test_chats_are_identified_by_session_user_and_channel(door: Door) -> None:
     keys: list[dict[str, str]] = [{}, {"session_id": "s2"}, {"user_id": "u2"}, {"channel": "webhook"}]
     for number, key in enumerate(keys):
         door.post("/new", **key)
@@ -830,7 +830,7 @@ def test_an_idempotency_key_runs_a_request_once(door: Door, folder: Path) -> Non
         ("create_file", {"path": "x"}, 400, "invalid_tool_input"),
     ],
 )
-def test_a_repeated_failure_is_told_as_it_was_the_first_time(
+def test_a_repeated_request_gets_the_same_failure(
     door: Door, tool: str, wanted: dict[str, Any], status: int, code: str
 ) -> None:
     (door.workspace / "there").write_text("before\n")
@@ -843,7 +843,7 @@ def test_a_repeated_failure_is_told_as_it_was_the_first_time(
     assert (door.workspace / "there").read_text() == "before\n"
 
 
-def test_a_repeated_failure_is_told_the_same_after_a_restart(tmp_path: Path) -> None:
+def test_a_repeated_request_gets_the_same_failure_after_a_restart(tmp_path: Path) -> None:
     with GatewayProcess(tmp_path / "home") as gateway:
         door = Door(gateway, tmp_path / "home" / "agents" / "main")
         wanted, key = {"path": "a", "content": "x"}, {"Idempotency-Key": "k-again"}

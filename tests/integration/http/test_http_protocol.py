@@ -60,7 +60,7 @@ class Raw:
         return data
 
 
-def test_a_client_that_waits_for_it_is_told_to_send_its_body(shared_gateway: GatewayProcess) -> None:
+def test_a_client_that_expects_100_continue_gets_it(shared_gateway: GatewayProcess) -> None:
     with Raw(shared_gateway) as line:
         line.send(head(shared_gateway, "POST /v1/tools/invoke HTTP/1.1", "Expect: 100-continue", "Content-Length: 24"))
         assert line.until(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -180,7 +180,7 @@ def test_a_refusal_does_not_take_the_place_of_an_earlier_answer(shared_gateway: 
         assert line.answer()[0].startswith(b"HTTP/1.1 200")
 
 
-def test_a_token_keeps_so_many_connections(shared_gateway: GatewayProcess) -> None:
+def test_the_idle_connections_of_a_token_are_limited(shared_gateway: GatewayProcess) -> None:
     made = shared_gateway.request("POST", "/v1/tokens", {"scopes": ["read"]}).json()
     request = head(shared_gateway, "GET /v1/freeze HTTP/1.1").replace(
         shared_gateway.token.encode(), made["token"].encode()

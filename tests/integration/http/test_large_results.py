@@ -1,4 +1,4 @@
-"""Results of tens of megabytes: whoever asks for many of them at once does not hold the gateway up for others."""
+"""Results of tens of megabytes: a client that requests many of them at once does not block others."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def test_tools_are_listed_and_called(shared_gateway: GatewayProcess, hands: Node
     async def act() -> None:
         async with connected(shared_gateway, mode) as client:
             assert client.protocol_version == ("2025-11-25" if mode == "legacy" else "2026-07-28")
-            if mode != "2026-07-28":  # there nobody asked
+            if mode != "2026-07-28":  # version 2026-07-28 has no handshake
                 assert client.server_info is not None and client.server_info.name == "farhand"
             listed = {tool.name: tool for tool in (await client.list_tools()).tools}
             offered = {tool["name"] for tool in shared_gateway.get("/v1/tools")["tools"]}
@@ -81,7 +81,7 @@ def test_tools_are_listed_and_called(shared_gateway: GatewayProcess, hands: Node
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_what_goes_wrong_is_told(shared_gateway: GatewayProcess, hands: NodeProcess, mode: str) -> None:
+def test_failures_are_reported(shared_gateway: GatewayProcess, hands: NodeProcess, mode: str) -> None:
     async def act() -> None:
         async with connected(shared_gateway, mode) as client:
             missing = await client.call_tool("hands__Read", {"path": "no-such-file"})
@@ -121,12 +121,14 @@ def test_a_large_result_comes_whole(shared_gateway: GatewayProcess, hands: NodeP
 
 
 @pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])
-def test_progress_is_told_while_a_command_runs(shared_gateway: GatewayProcess, hands: NodeProcess, mode: str) -> None:
+def test_progress_is_reported_while_a_command_runs(
+    shared_gateway: GatewayProcess, hands: NodeProcess, mode: str
+) -> None:
     gate = hands.workspace / f"gate-{mode}"
-    told: list[tuple[float, str | None]] = []
+    reported: list[tuple[float, str | None]] = []
 
     async def progress(value: float, _total: float | None, message: str | None) -> None:
-        told.append((value, message))
+        reported.append((value, message))
         if message == "one":
             gate.touch()
 
@@ -137,8 +139,8 @@ def test_progress_is_told_while_a_command_runs(shared_gateway: GatewayProcess, h
             assert json.loads(text_of(result))["output"] == "one\ntwo\n"
 
     run(act())
-    assert told[0][1] == "one"
-    assert [value for value, _ in told] == sorted({value for value, _ in told})
+    assert reported[0][1] == "one"
+    assert [value for value, _ in reported] == sorted({value for value, _ in reported})
 
 
 @pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])
@@ -229,7 +231,7 @@ def test_names_that_clients_would_not_take_are_sent_otherwise_and_meant(shared_g
 
 
 @pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])
-def test_clients_are_told_when_machines_come_and_go(shared_gateway: GatewayProcess, mode: str) -> None:
+def test_clients_are_notified_when_machines_connect_and_disconnect(shared_gateway: GatewayProcess, mode: str) -> None:
     async def heard_of(changes: Callable[[], Awaitable[None]]) -> None:
         async with PlainNode.connect(shared_gateway, "comes", ["comes.and.goes"]):
             await changes()
@@ -248,7 +250,7 @@ def test_clients_are_told_when_machines_come_and_go(shared_gateway: GatewayProce
 
         async with connected(shared_gateway, "legacy", message_handler=on_message) as client:
             await client.list_tools()
-            # The client opens its stream when it likes: until it has, there is nothing to be told on.
+            # The client opens its stream at any time; notifications need it.
             await asyncio.sleep(0.5)
             await heard_of(changed)
 
@@ -290,7 +292,7 @@ def test_a_narrow_token_sees_and_calls_its_own_tools_alone(shared_gateway: Gatew
     run(act())
 
 
-def test_a_call_that_is_asked_about_is_answered_once_somebody_said_yes(tmp_path: Path) -> None:
+def test_a_call_that_needs_approval_is_answered_once_it_is_approved(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
     rule = '[[policy.rules]]\nname = "ask"\ndecision = "ask"\ntool = ["Bash"]\n'
@@ -329,10 +331,10 @@ async def started(gateway: GatewayProcess, mode: str, **options: Any) -> AsyncIt
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_client_that_starts_programs_is_served(shared_gateway: GatewayProcess, hands: NodeProcess, mode: str) -> None:
-    told: list[str | None] = []
+    reported: list[str | None] = []
 
     async def progress(_value: float, _total: float | None, message: str | None) -> None:
-        told.append(message)
+        reported.append(message)
 
     async def act() -> None:
         async with started(shared_gateway, mode) as client:
@@ -345,7 +347,7 @@ def test_a_client_that_starts_programs_is_served(shared_gateway: GatewayProcess,
             assert json.loads(text_of(result))["output"] == "one\ntwo\n"
 
     run(act())
-    assert "one" in told
+    assert "one" in reported
 
 
 @pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])
@@ -394,7 +396,7 @@ def test_it_finds_the_answer_of_a_gateway_that_was_killed(tmp_path: Path) -> Non
         run(act())
 
 
-def test_a_gateway_that_is_not_there_is_said_so(tmp_path: Path) -> None:
+def test_a_missing_gateway_is_reported(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "farhand", "mcp", "--home", str(tmp_path)],
         input=b"",
@@ -420,9 +422,9 @@ def test_a_file_of_messages_is_answered_whole(shared_gateway: GatewayProcess, tm
     (tmp_path / "said").write_text("".join(f"{json.dumps(message)}\n" for message in messages))
     with (tmp_path / "said").open() as said:
         done = bridge(shared_gateway, stdin=said, capture_output=True)
-    told = [json.loads(line) for line in done.stdout.splitlines()]
+    reported = [json.loads(line) for line in done.stdout.splitlines()]
     assert (done.returncode, done.stderr) == (0, b"")
-    assert [message["id"] for message in told] == [0, 1] and all("result" in message for message in told)
+    assert [message["id"] for message in reported] == [0, 1] and all("result" in message for message in reported)
 
 
 def test_without_anything_to_read_it_ends(shared_gateway: GatewayProcess) -> None:
@@ -481,8 +483,8 @@ def test_who_gave_up_a_request_is_not_answered(shared_gateway: GatewayProcess, h
         wait_until((hands.workspace / mark).exists)
         if "enough" in reason:
             why = {"requestId": 7, "reason": "enough"}
-            told = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": why}
-            assert post(shared_gateway, told, session).status == 202
+            reported = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": why}
+            assert post(shared_gateway, reported, session).status == 202
         else:
             assert shared_gateway.request("DELETE", "/mcp", headers={"Mcp-Session-Id": session}).status == 200
         answer = asked.result(60)
@@ -493,7 +495,7 @@ def test_who_gave_up_a_request_is_not_answered(shared_gateway: GatewayProcess, h
     assert record["state"] == "cancelled" and reason in record["error"]["message"]
 
 
-def test_a_session_is_needed_is_its_makers_own_and_ends(shared_gateway: GatewayProcess) -> None:
+def test_a_session_is_required_belongs_to_its_creator_and_ends(shared_gateway: GatewayProcess) -> None:
     assert post(shared_gateway, listing()).status == 400
     assert post(shared_gateway, listing(), "0" * 32 + "-" + "0" * 32).status == 404
     session = begin(shared_gateway)
@@ -513,7 +515,7 @@ def protocol(version: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("version", ["2025-03-26", "2025-06-18", "2025-11-25"])
-def test_a_stream_that_was_lost_is_taken_up_again_even_after_a_restart(tmp_path: Path, version: str) -> None:
+def test_a_lost_stream_is_resumed_even_after_a_restart(tmp_path: Path, version: str) -> None:
     with GatewayProcess(tmp_path / "home") as gateway, NodeProcess(gateway, tmp_path, "hands") as node:
         session = begin(gateway, version)
         gate = node.workspace / "gate"
@@ -550,9 +552,9 @@ def test_a_stream_that_was_lost_is_taken_up_again_even_after_a_restart(tmp_path:
             http.stream("GET", f"{gateway.url}/mcp") as answer,
         ):
             data = next(line for line in answer.iter_lines() if line.startswith("data: {"))
-        told = json.loads(data.removeprefix("data: "))
-        assert told["id"] == "seven"
-        assert json.loads(told["result"]["content"][0]["text"])["output"] == "through\n"
+        reported = json.loads(data.removeprefix("data: "))
+        assert reported["id"] == "seven"
+        assert json.loads(reported["result"]["content"][0]["text"])["output"] == "through\n"
         other = gateway.request("POST", "/v1/tokens", {"label": "o"}).json()["token"]
         stranger = {"Accept": "text/event-stream", "Last-Event-ID": place, "Mcp-Session-Id": session}
         assert gateway.request("GET", "/mcp", headers=stranger, token=other).status == 404
@@ -637,15 +639,15 @@ def test_what_is_no_message_is_refused(shared_gateway: GatewayProcess, body: byt
 @pytest.mark.parametrize(
     "arguments", ['{"path": 1e999}', '{"path": %s}' % ("9" * 400), '{{"path": {}1{}}}'.format("[" * 600, "]" * 600)]
 )
-def test_arguments_nobody_can_hold_are_a_mistake_of_the_caller(
+def test_arguments_that_cannot_be_represented_are_invalid(
     shared_gateway: GatewayProcess, hands: NodeProcess, arguments: str
 ) -> None:
     session = begin(shared_gateway)
     head = '{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"hands__Read","arguments":'
     answer = post(shared_gateway, f"{head}{arguments}}}}}".encode(), session)
     assert answer.status in (200, 400), answer
-    told = answer.json()
-    assert "error" in told or told["result"]["isError"] is True, told
+    reported = answer.json()
+    assert "error" in reported or reported["result"]["isError"] is True, reported
     body = f'{{"tool": "hands__Read", "args": {arguments}}}'.encode()
     invoked = shared_gateway.request("POST", "/v1/tools/invoke", body)
     assert (invoked.status, invoked.json()["error"]["kind"]) == (200, "invalid_args"), invoked

@@ -371,7 +371,7 @@ def test_the_port_on_the_clients_own_machine_may_differ(gateway: GatewayProcess)
     ],
     ids=lambda value: str(value)[:60],
 )
-def test_the_client_is_told_of_its_errors(gateway: GatewayProcess, changes: Any, error: str) -> None:
+def test_errors_are_sent_to_the_client(gateway: GatewayProcess, changes: Any, error: str) -> None:
     flow = Flow(gateway)
     shown = gateway.get(f"/v1/oauth/consent?{flow.query(**changes)}")
     assert shown["error"] and shown["redirect_host"] == urlsplit(CALLBACK).netloc

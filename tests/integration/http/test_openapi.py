@@ -27,7 +27,7 @@ CHECKS = [status_code_conformance, content_type_conformance, response_schema_con
 METHODS = {"get", "post", "put", "patch", "delete"}
 # Answers that end when their reader leaves; `test_streams_end_when_asked_to` asks them to.
 ENDLESS = {"/v1/events"}
-# They take any name from anybody: nothing about them can be asked wrongly.
+# They accept any name from any client, so no request to them is invalid.
 ANYTHING = {"/hooks/{hook_id}", "/join/{code}", "/join/{code}/{file}", "/assets/{name}"}
 ROOMS = [
     ("health", {"/", "/healthz", "/readyz", "/version", "/v1/health", "/signin", "/v1/signin", "/docs"}),
@@ -97,9 +97,7 @@ def test_every_answer_is_described(gateway: GatewayProcess, described: Any, room
     assert tried
 
 
-def test_nobody_is_served_without_a_token_where_the_description_asks_for_one(
-    gateway: GatewayProcess, described: Any
-) -> None:
+def test_every_route_that_needs_a_token_refuses_requests_without_one(gateway: GatewayProcess, described: Any) -> None:
     for path, methods in described["paths"].items():
         for method, operation in methods.items():
             assert method in METHODS

@@ -119,7 +119,7 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
 
 
 @pytest.mark.parametrize("path", FORBIDDEN)
-def test_the_direct_door_refuses_every_spelling_of_a_forbidden_path(ground: Ground, path: str) -> None:
+def test_agent_process_refuses_every_spelling_of_a_forbidden_path(ground: Ground, path: str) -> None:
     spelled = ground.spelled(path)
     for tool, more in (
         ("read_file", {}),

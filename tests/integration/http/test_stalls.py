@@ -1,4 +1,4 @@
-"""Input of a narrow token, a node or a model that is made to stall the gateway: everybody else is still served."""
+"""Input of a narrow token, a node or a model that is made to stall the gateway: other clients are still served."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def send(gateway: GatewayProcess, token: str, method: str, path: str, body: byte
 
 
 @pytest.mark.timeout(600)
-def test_no_bomb_at_any_tool_or_door_stalls_the_gateway(
+def test_no_expensive_input_to_any_tool_or_route_stalls_the_gateway(
     gateway: GatewayProcess, reader: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Part 5: p99 of `/healthz` stays under 250 ms, or under a multiple of what an idle gateway takes meanwhile."""

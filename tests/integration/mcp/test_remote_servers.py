@@ -92,7 +92,7 @@ def test_a_login_is_completed_in_a_browser_and_survives_a_restart(tmp_path: Path
         refused = gateway.invoke("private__whisper", {})
         assert "did not run" in refused["error"]["message"]
 
-        # Answers to logins that nobody began do not count.
+        # Answers to logins that were never begun do not count.
         for query in ("", "?code=a&state=b", "?error=denied"):
             assert gateway.request("GET", f"/v1/mcp/callback{query}", token=None).status == 401
         begun = gateway.request("POST", "/v1/mcp/servers/private/login", {}).json()

@@ -290,11 +290,11 @@ def test_a_call_is_cancelled_and_ends_at_its_deadline(odd: Misbehaving) -> None:
     gateway = odd.gateway
     late = odd.call("hold", {"until": "never"}, timeout_ms=1000)
     assert late["error"]["kind"] == "timeout"
-    wait_until(lambda: odd.log[-1] == "hold cancelled", what="the server to be told")
+    wait_until(lambda: odd.log[-1] == "hold cancelled", what="the server to be notified")
     call = odd.call("hold", {"until": "never"}, background=True)["request_id"]
     wait_until(lambda: odd.log[-1].startswith("hold ") and odd.log[-1] != "hold cancelled", what="the second call")
     assert gateway.request("DELETE", f"/v1/calls/{call}").json()["state"] == "cancelled"
-    wait_until(lambda: odd.log[-1] == "hold cancelled", what="the server to be told again")
+    wait_until(lambda: odd.log[-1] == "hold cancelled", what="the server to be notified again")
     assert odd.said("greet", {"name": "Ada"}) == "Hello Ada"
 
 
@@ -338,11 +338,11 @@ def test_tools_appear_and_vanish_live(odd: Misbehaving) -> None:
     async def act() -> None:
         changed = asyncio.Event()
 
-        async def told(message: Any) -> None:
+        async def reported(message: Any) -> None:
             if type(message).__name__ == "ToolListChangedNotification":
                 changed.set()
 
-        async with connected(gateway, "legacy", message_handler=told) as client:
+        async with connected(gateway, "legacy", message_handler=reported) as client:
             await asyncio.sleep(0)
             await gateway.ainvoke("odd__add", {"name": "later"})
 

@@ -348,7 +348,7 @@ def test_what_was_accepted_is_delivered_once_the_service_is_back_in_order(tmp_pa
         wait_until(lambda: len(talk.gateway.get("/v1/messages?state=sent")["messages"]) == 3)
 
 
-def test_a_caller_is_told_that_a_message_waits(tmp_path: Path) -> None:
+def test_a_caller_learns_that_a_message_waits(tmp_path: Path) -> None:
     with Talk(tmp_path / "home") as talk:
         talk.receiver.down()
         answer = sends(talk, {"text": "later", "channel": "crm", "to": "tom"})
@@ -413,7 +413,7 @@ def test_a_service_that_stumbles_is_tried_again(tmp_path: Path) -> None:
         assert talk.receiver.texts == ["stubborn"] and len(talk.receiver.requests) == 5
 
 
-def test_one_peer_that_waits_holds_up_nobody_else(tmp_path: Path) -> None:
+def test_one_peer_that_waits_does_not_block_others(tmp_path: Path) -> None:
     def script(request: Request) -> Answer | str:
         return (503, {}) if request.json["to"] == "stuck" else "take"
 

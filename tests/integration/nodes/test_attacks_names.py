@@ -110,7 +110,7 @@ def test_a_closed_node_has_no_other_name(hands: NodeProcess, tool: str) -> None:
         ("POST", "/v1/tools/fanout", {"tool": "Read", "args": {"path": "x"}, "nodes": ["hands"]}),
     ],
 )
-def test_a_closed_node_has_no_other_door(hands: NodeProcess, method: str, path: str, body: Any) -> None:
+def test_a_closed_node_cannot_be_reached_in_another_way(hands: NodeProcess, method: str, path: str, body: Any) -> None:
     answered = hands.gateway.request(method, path, body)
     assert b"secret" not in answered.body
     if answered.status == 200:

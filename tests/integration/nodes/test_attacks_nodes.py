@@ -168,7 +168,7 @@ LISTS = {
 
 
 @pytest.mark.parametrize("question", LISTS)
-def test_a_long_answer_holds_up_nobody(gateway: GatewayProcess, question: str) -> None:
+def test_a_long_answer_does_not_block_others(gateway: GatewayProcess, question: str) -> None:
     kind = question.partition(",")[0]
 
     async def attack() -> None:
@@ -194,7 +194,7 @@ def test_a_long_answer_holds_up_nobody(gateway: GatewayProcess, question: str) -
     asyncio.run(attack())
 
 
-def test_a_flood_of_updates_holds_up_nobody_and_the_last_one_counts(gateway: GatewayProcess) -> None:
+def test_a_flood_of_updates_does_not_block_others_and_the_last_one_counts(gateway: GatewayProcess) -> None:
     tools = [{"name": f"t{number}", "description": "é\u200b" * 490} for number in range(390)]
     update = json.dumps({"type": "tools_update", "capabilities": ["evil"], "tools": tools}, ensure_ascii=False)
 
@@ -299,7 +299,7 @@ def test_a_look_alike_does_not_keep_out_the_node_that_the_owner_named(gateway: G
     asyncio.run(attack())
 
 
-def test_ids_of_which_one_continues_the_other_with_a_colon_are_refused(gateway: GatewayProcess) -> None:
+def test_an_id_that_begins_with_another_and_a_colon_is_refused(gateway: GatewayProcess) -> None:
     async def attack() -> None:
         for first, second in (("attic", "attic:x"), ("cellar:x", "cellar")):
             async with joined(gateway, first):
@@ -319,7 +319,7 @@ def open_gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayPr
         yield gateway
 
 
-def test_a_storm_of_long_hellos_holds_up_nobody(open_gateway: GatewayProcess) -> None:
+def test_a_storm_of_long_hellos_does_not_block_others(open_gateway: GatewayProcess) -> None:
     tools = [{"name": f"t{number}", "description": "é\u200b" * 490} for number in range(390)]
     gateway = open_gateway  # its turns are taken for a while afterwards
     frame = json.dumps(hello("storm", tools=tools), ensure_ascii=False)
@@ -382,7 +382,7 @@ def test_a_false_offer_ends_the_transfer(gateway: GatewayProcess, lie: dict[str,
     asyncio.run(attack())
 
 
-def test_a_list_of_millions_of_files_holds_up_nobody(gateway: GatewayProcess) -> None:
+def test_a_list_of_millions_of_files_does_not_block_others(gateway: GatewayProcess) -> None:
     listed = b"[" + b",".join([b'["a","file"]'] * 3_500_000) + b"]"
     digest = blake3(listed)
     offer = {**OFFER, "folder": True, "manifest_bytes": len(listed), "manifest_digest": digest.hexdigest()}

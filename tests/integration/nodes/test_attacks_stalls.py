@@ -132,7 +132,7 @@ async def request_of(node: Hostile, tool: str) -> Any:
     ],
     ids=["keys", "fewer-keys", "items", "tools", "error"],
 )
-def test_a_frame_of_many_values_holds_nobody_up(gateway: GatewayProcess, frame: str) -> None:
+def test_a_frame_of_many_values_does_not_block_others(gateway: GatewayProcess, frame: str) -> None:
     async def attack() -> float:
         async with joined(gateway) as node:
             with watched(gateway) as watch, contextlib.suppress(websockets.ConnectionClosed):
@@ -241,7 +241,7 @@ def test_a_manifest_of_millions_of_entries_is_not_decoded(gateway: GatewayProces
     holds_nobody_up(attack)
 
 
-def test_the_list_of_a_large_folder_holds_nobody_up(gateway: GatewayProcess) -> None:
+def test_the_list_of_a_large_folder_does_not_block_others(gateway: GatewayProcess) -> None:
     manifest = Manifest([ManifestEntry(f"{number:070d}", EntryKind.FILE) for number in range(199_000)]).encoded
 
     async def attack() -> float:

@@ -95,7 +95,7 @@ def test_nodes_with_the_shared_token_serve_as_the_guide_says(gateway: GatewayPro
     asyncio.run(run())
 
 
-def test_a_node_that_served_it_before_goes_on(gateway: GatewayProcess) -> None:
+def test_a_node_that_served_it_before_continues(gateway: GatewayProcess) -> None:
     plug = name()
 
     async def run() -> None:

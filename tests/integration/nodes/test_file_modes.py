@@ -24,7 +24,7 @@ def open_umask() -> Iterator[None]:
 
 
 def open_to_others(home: Path) -> list[str]:
-    """Everything in a home that somebody else may read, write or enter, apart from what workspaces and skills hold."""
+    """Return what other users may read, write or enter in a home, apart from the content of workspaces and skills."""
     found = []
     for folder, folders, files in os.walk(home):
         if folder in (f"{home}/agents", f"{home}/skills", f"{home}/skill-files"):

@@ -1,4 +1,4 @@
-"""What `farhand join` limited is limited, too, when the node is started again without a word."""
+"""Limits given to `farhand join` also apply when the node is started again without options."""
 
 from __future__ import annotations
 

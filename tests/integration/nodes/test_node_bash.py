@@ -347,7 +347,7 @@ def test_a_timeout_ends_a_backgrounded_command_too(hands: NodeProcess) -> None:
     dies(mark)
 
 
-def test_a_timeout_of_0_is_none(shared_gateway: GatewayProcess, hands: NodeProcess) -> None:
+def test_a_timeout_of_0_means_no_timeout(shared_gateway: GatewayProcess, hands: NodeProcess) -> None:
     call = hands.begin("Bash", {"command": "sleep 0.5; echo done", "timeout": 0})
     record = hands.end_of(call)
     assert record["result"]["output"] == "done\n" and record["result"]["timedOut"] is False

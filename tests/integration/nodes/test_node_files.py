@@ -27,7 +27,7 @@ NOT_FOUND = "No such file or directory"
 
 
 def png(size: int | None = None) -> bytes:
-    """A 1×1 picture; with `size`, padded by a text chunk to exactly so many bytes."""
+    """A 1×1 picture; with `size`, padded by a text chunk to exactly that many bytes."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", binascii.crc32(kind + data))
@@ -65,7 +65,7 @@ def test_lines_come_numbered_from_1(hands: NodeProcess, folder: Path) -> None:
     assert hands.ok("Read", {"path": path}) == {"path": path, "content": "1\tfirst\n2\t\n3\t  third ☃", "lines": 3}
 
 
-def test_a_relative_path_begins_at_the_workspace_and_is_told_whole(hands: NodeProcess, folder: Path) -> None:
+def test_a_relative_path_begins_at_the_workspace_and_is_reported_in_full(hands: NodeProcess, folder: Path) -> None:
     (folder / "b.txt").write_text("x")
     for path in (f"{folder.name}/b.txt", f"./{folder.name}//b.txt", f"{folder.name}/../{folder.name}/b.txt"):
         assert hands.ok("Read", {"path": path})["path"] == f"{folder}/b.txt"
@@ -90,7 +90,7 @@ def test_an_absolute_path_is_used_as_it_is(hands: NodeProcess, tmp_path: Path) -
         ({"limit": None}, "1\ta\n2\tb\n3\tc\n4\td", 4),
     ],
 )
-def test_offset_and_limit_page_and_the_numbers_go_on(
+def test_offset_and_limit_page_and_the_numbers_continue(
     hands: NodeProcess, folder: Path, args: dict[str, Any], content: str, lines: int
 ) -> None:
     (folder / "abcd").write_text("a\nb\nc\nd\n")
@@ -108,7 +108,7 @@ def test_unusual_texts(hands: NodeProcess, folder: Path, text: str) -> None:
     assert result["content"] == "\n".join(f"{n}\t{line}" for n, line in enumerate(expected, 1))
 
 
-def test_a_link_is_read_where_it_leads_and_told_as_it_was_asked(hands: NodeProcess, folder: Path) -> None:
+def test_a_link_is_read_at_its_target_and_reported_by_its_own_path(hands: NodeProcess, folder: Path) -> None:
     (folder / "real").write_text("content")
     (folder / "link").symlink_to("real")
     assert hands.ok("Read", {"path": f"{folder}/link"}) == {
@@ -149,7 +149,7 @@ def test_a_page_of_a_large_file_does_not_load_the_file(hands: NodeProcess, folde
 
 @pytest.mark.parametrize("kind", IMAGES)
 def test_an_image_comes_as_content_blocks(hands: NodeProcess, folder: Path, kind: str) -> None:
-    """Its kind is told by its bytes, not by its name."""
+    """Its type is recognised by its bytes, not by its name."""
     data = IMAGES[kind]
     (folder / "photo.dat").write_bytes(data)
     result = hands.ok("Read", {"path": f"{folder}/photo.dat", "offset": 5, "limit": 1})
@@ -214,7 +214,7 @@ def test_a_directory_is_an_error(hands: NodeProcess, folder: Path) -> None:
 
 
 def test_a_file_that_cannot_be_read_is_an_error(hands: NodeProcess) -> None:
-    """The tests may run as root, whom no mode stops; this file lets nobody read its beginning."""
+    """The tests may run as root, which no mode stops; the beginning of this file cannot be read by any user."""
     assert hands.fails("Read", {"path": "/proc/self/mem"}, "failed").startswith("Failed to read '/proc/self/mem': ")
 
 
@@ -304,7 +304,7 @@ def test_a_new_file_has_the_mode_a_program_would_give_it(hands: NodeProcess, fol
 
 
 def test_write_replaces_in_one_step(hands: NodeProcess, folder: Path) -> None:
-    """Whoever reads meanwhile has the old text or the new, whole; and nothing lies beside the file afterwards."""
+    """A concurrent reader sees the whole old text or the whole new one, and no temporary file is left."""
     versions = [letter * 400_000 for letter in "ab"]
     (folder / "f").write_text(versions[0])
     stop = threading.Event()
@@ -401,7 +401,7 @@ def test_edit_replaces_the_one_match(hands: NodeProcess, folder: Path) -> None:
     assert (folder / "f").read_text() == "one 2 ☃ three\n"
 
 
-def test_edit_replaces_all_when_told_so(hands: NodeProcess, folder: Path) -> None:
+def test_edit_replaces_all_with_replace_all(hands: NodeProcess, folder: Path) -> None:
     (folder / "f").write_text("a-a-a")
     args = {"path": f"{folder}/f", "oldString": "a", "newString": "bb", "replaceAll": True}
     assert hands.ok("Edit", args)["replacements"] == 3

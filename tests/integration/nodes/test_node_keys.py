@@ -1,4 +1,4 @@
-"""Nodes that log in by a key: the way in, and everything an attacker might try with what he can see of it."""
+"""Nodes that log in with a key: the login, and everything an attacker might try with what is visible of it."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_the_key_lets_its_node_in(shared_gateway: GatewayProcess) -> None:
     assert asyncio.run(login()) == "welcome"
 
 
-def test_what_was_listened_to_is_worth_nothing(shared_gateway: GatewayProcess) -> None:
+def test_a_recorded_login_cannot_be_replayed(shared_gateway: GatewayProcess) -> None:
     """An old proof on a new connection, and proofs that name another gateway, node, number or time."""
     key, _ = registered(shared_gateway, "keyed")
     stranger = SigningKey.generate()
@@ -120,7 +120,7 @@ def test_a_wrong_proof_has_one_try(shared_gateway: GatewayProcess) -> None:
     assert asyncio.run(attack()) == "4401"
 
 
-def test_a_key_is_no_token_and_a_token_no_longer_does(tmp_path: Path) -> None:
+def test_a_key_is_not_a_token_and_tokens_are_no_longer_accepted(tmp_path: Path) -> None:
     env: dict[str, str | None] = {"SA_NODE_TOKENS": "keyed:token-in-the-environment,other:token-of-another-node"}
     home = tmp_path / "home"
     with GatewayProcess(home, env=env) as gateway:
@@ -154,7 +154,9 @@ def test_a_shared_token_does_not_speak_for_a_node_with_a_key(shared_gateway: Gat
     assert asyncio.run(attack()) == "4401"
 
 
-def test_revoked_it_is_out_at_once_and_an_expired_one_when_its_time_comes(shared_gateway: GatewayProcess) -> None:
+def test_a_revoked_node_is_disconnected_at_once_and_an_expired_one_at_its_expiry(
+    shared_gateway: GatewayProcess,
+) -> None:
     revoked, made = registered(shared_gateway, "keyed")
 
     async def out(key: SigningKey, end: Any) -> tuple[int, str]:
@@ -175,7 +177,7 @@ def test_revoked_it_is_out_at_once_and_an_expired_one_when_its_time_comes(shared
     assert asyncio.run(out(brief, lambda: None)) == (UNAUTHORIZED, "this node's token has expired")
 
 
-def test_a_token_that_ends_between_the_upgrade_and_the_hello_lets_nobody_in(shared_gateway: GatewayProcess) -> None:
+def test_a_token_that_ends_between_the_upgrade_and_the_hello_admits_no_caller(shared_gateway: GatewayProcess) -> None:
     made = shared_gateway.request("POST", "/v1/tokens", {"node_id": "late"}).json()
 
     async def attack() -> str:
@@ -229,7 +231,7 @@ def test_a_key_that_was_carried_over_by_hand(shared_gateway: GatewayProcess, tmp
     assert "revoked" in node.log.read_text() and seed not in node.log.read_text()
 
 
-def test_nothing_is_signed_for_another_gateway(shared_gateway: GatewayProcess, tmp_path: Path) -> None:
+def test_a_node_does_not_sign_for_another_gateway(shared_gateway: GatewayProcess, tmp_path: Path) -> None:
     """A gateway to which a node is led astray could hand the question of the true one on, and use the answer there."""
     code = shared_gateway.request("POST", "/v1/pairings", {}).json()["code"]
     home = tmp_path / "state"

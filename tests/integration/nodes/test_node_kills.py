@@ -77,7 +77,7 @@ def ran(folder: Path) -> int:
 # -- the node program ----------------------------------------------------------------------------------------------
 
 
-def test_a_session_goes_on_when_the_node_program_is_killed(node: NodeProcess) -> None:
+def test_a_session_continues_when_the_node_program_is_killed(node: NodeProcess) -> None:
     session = begin(node, counting(150))
     says(node, session, "number 5")
     for _ in range(2):
@@ -280,7 +280,7 @@ def test_a_call_whose_caller_hung_up_while_the_node_program_was_dead_is_ended_wh
     tree.gone()
 
 
-def test_a_node_that_is_killed_again_while_it_ends_a_command_is_told_again(node: NodeProcess) -> None:
+def test_a_node_that_is_killed_again_while_it_ends_a_command_gets_the_order_again(node: NodeProcess) -> None:
     tree = Tree()
     call = node.begin("Bash", {"command": tree.command})
     tree.grown()
@@ -292,7 +292,7 @@ def test_a_node_that_is_killed_again_while_it_ends_a_command_is_told_again(node:
     tree.gone()
 
 
-def test_live_output_goes_on_when_the_node_program_is_killed(node: NodeProcess) -> None:
+def test_live_output_continues_when_the_node_program_is_killed(node: NodeProcess) -> None:
     call = node.begin("Bash", {"command": counting(150)})
     gateway, seen, begun = node.gateway, bytearray(), threading.Event()
 
@@ -339,7 +339,7 @@ def gateway_again(node: NodeProcess) -> None:
     node.gateway.wait_for_node(node.node_id, seconds=40)
 
 
-def test_a_session_goes_on_when_the_gateway_is_killed(pair: NodeProcess) -> None:
+def test_a_session_continues_when_the_gateway_is_killed(pair: NodeProcess) -> None:
     session = begin(pair, counting(150))
     says(pair, session, "number 5")
     gateway_again(pair)
@@ -371,7 +371,7 @@ def test_a_call_that_was_cancelled_stays_cancelled_when_the_gateway_is_restarted
     tree.gone()
 
 
-def test_a_command_that_ended_while_no_gateway_ran_is_told_afterwards(pair: NodeProcess) -> None:
+def test_a_command_that_ended_while_no_gateway_ran_is_reported_afterwards(pair: NodeProcess) -> None:
     call = pair.begin("Bash", {"command": stepping(pair.workspace)})
     wait_until(lambda: ran(pair.workspace), 15, "its start")
     pair.gateway.kill()
@@ -382,7 +382,7 @@ def test_a_command_that_ended_while_no_gateway_ran_is_told_afterwards(pair: Node
     assert ran(pair.workspace) == 1
 
 
-def test_both_killed_at_once_lose_nothing(pair: NodeProcess) -> None:
+def test_killing_node_and_gateway_at_once_loses_nothing(pair: NodeProcess) -> None:
     session = begin(pair, "while read line; do echo heard $line; done")
     call = pair.begin("Bash", {"command": stepping(pair.workspace)})
     wait_until(lambda: ran(pair.workspace), 15, "its start")
@@ -414,7 +414,9 @@ def joined_at(node: NodeProcess) -> int:
     return int(next(entry["connected_at"] for entry in nodes if entry["node_id"] == node.node_id))
 
 
-def test_a_command_goes_on_while_the_link_is_down(far: tuple[NodeProcess, Proxy], threads: ThreadPoolExecutor) -> None:
+def test_a_command_continues_while_the_link_is_down(
+    far: tuple[NodeProcess, Proxy], threads: ThreadPoolExecutor
+) -> None:
     node, proxy = far
     session = begin(node, counting(100))
     waiting = threads.submit(node.ok, "Bash", {"command": stepping(node.workspace)})
@@ -446,7 +448,7 @@ def test_a_link_cut_again_and_again_repeats_nothing(
     assert ran(node.workspace) == 1
 
 
-def test_a_stopped_gateway_finds_the_result_when_it_goes_on(pair: NodeProcess, threads: ThreadPoolExecutor) -> None:
+def test_a_stopped_gateway_finds_the_result_when_it_continues(pair: NodeProcess, threads: ThreadPoolExecutor) -> None:
     waiting = threads.submit(pair.ok, "Bash", {"command": stepping(pair.workspace)})
     wait_until(lambda: ran(pair.workspace), 15, "its start")
     assert pair.gateway.process is not None

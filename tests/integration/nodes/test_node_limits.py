@@ -234,7 +234,7 @@ def test_a_node_without_a_shell_answers_no_question_about_commands(
 
 @pytest.mark.parametrize("option", ["--deny-tool", "--allow-tool"])
 @pytest.mark.parametrize("name", ["Bsah", "bash", ""])
-def test_a_limit_on_a_tool_there_is_none_of_is_a_mistake(tmp_path: Path, option: str, name: str) -> None:
+def test_a_limit_on_an_unknown_tool_is_an_error(tmp_path: Path, option: str, name: str) -> None:
     """A slip of the pen must not lend what its owner meant to keep."""
     command = [sys.executable, "-m", "farhand", "node", "--gateway", "http://127.0.0.1:9", "--home", str(tmp_path)]
     command += [option, name]

@@ -1,4 +1,4 @@
-"""`farhand node` at a gateway that is the original: it reads a node's token from the address alone."""
+"""`farhand node` with a SerialAgent gateway, which reads a node's token only from the URL."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ def test_output_of_a_call_without_a_command_is_not_found(shared_gateway: Gateway
 
 
 @pytest.mark.parametrize("offset", ["-1", "x", "1.5"])
-def test_an_offset_that_is_none_is_refused(shared_gateway: GatewayProcess, hands: NodeProcess, offset: str) -> None:
+def test_an_invalid_offset_is_refused(shared_gateway: GatewayProcess, hands: NodeProcess, offset: str) -> None:
     call = shared_gateway.invoke("hands__Bash", {"command": "echo x"})["request_id"]
     assert shared_gateway.request("GET", f"/v1/calls/{call}/output?offset={offset}").status == 400
 
@@ -270,7 +270,7 @@ def test_hanging_up_ends_the_tree_and_says_what_was_ended(shared_gateway: Gatewa
         [running] = shared_gateway.get("/v1/calls?state=running&tool=hands__Bash")["calls"]
     record = hands.end_of(running["id"])
     assert (record["state"], record["error"]["kind"]) == ("cancelled", "cancelled")
-    assert "hung up" in record["error"]["message"] and tells_what_was_ended(record["error"]["message"]), record
+    assert "disconnected" in record["error"]["message"] and tells_what_was_ended(record["error"]["message"]), record
     tree.gone()
 
 

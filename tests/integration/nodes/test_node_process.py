@@ -287,7 +287,7 @@ def test_input_for_a_session_that_has_exited_fails(hands: NodeProcess, action: s
 
 
 @pytest.mark.parametrize("action", ["write", "submit"])
-def test_input_that_nobody_can_read_any_more_fails(hands: NodeProcess, action: str) -> None:
+def test_input_for_a_closed_stdin_fails(hands: NodeProcess, action: str) -> None:
     session = begin(hands, "exec 0<&-; echo closed; sleep 1000")
     says(hands, session, "closed")
     message = hands.fails("Process", {"action": action, "sessionId": session, "data": "x"}, "failed")
@@ -356,7 +356,9 @@ def test_a_session_that_is_not_backgrounded_is_refused(hands: NodeProcess, actio
     assert message == f"Session {session} is not backgrounded"
 
 
-def test_a_command_somebody_waits_for_is_not_backgrounded(shared_gateway: GatewayProcess, hands: NodeProcess) -> None:
+def test_a_command_with_a_waiting_caller_is_not_backgrounded(
+    shared_gateway: GatewayProcess, hands: NodeProcess
+) -> None:
     call = hands.begin("Bash", {"command": "echo waiting; sleep 1000"})
 
     def job() -> Any:

@@ -128,7 +128,7 @@ def test_glob_does_not_run_in_circles(hands: NodeProcess, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("pattern", ["", "[", "{a", "a}", "a**b", "x/[z-a]"])
-def test_glob_refuses_a_pattern_that_is_none(hands: NodeProcess, pattern: str) -> None:
+def test_glob_refuses_an_invalid_pattern(hands: NodeProcess, pattern: str) -> None:
     message = hands.fails("Glob", {"pattern": pattern}, "invalid_args")
     assert "pattern" in message and "Invalid pattern" in message
 
@@ -206,7 +206,7 @@ def test_grep_speaks_rust_regex(hands: NodeProcess, folder: Path, pattern: str, 
 
 
 @pytest.mark.parametrize("pattern", ["(", "[z-a]", "*a", r"(?=ahead)", r"(a)\1", r"\p{Nope}"])
-def test_grep_refuses_a_regex_that_is_none(hands: NodeProcess, pattern: str) -> None:
+def test_grep_refuses_an_invalid_regex(hands: NodeProcess, pattern: str) -> None:
     message = hands.fails("Grep", {"pattern": pattern}, "invalid_args")
     assert "pattern" in message and "Invalid regex pattern" in message
 
@@ -237,7 +237,7 @@ def test_grep_include_is_compared_with_the_file_name(
 
 
 @pytest.mark.parametrize("include", ["{a", "[", "deep/*.md", "a\0b"])
-def test_grep_refuses_an_include_that_is_none(hands: NodeProcess, include: str) -> None:
+def test_grep_refuses_an_invalid_include(hands: NodeProcess, include: str) -> None:
     assert "include" in hands.fails("Grep", {"pattern": "x", "include": include}, "invalid_args")
 
 

@@ -215,7 +215,7 @@ def test_without_any_token_configured_nodes_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("env", [{"SA_NODE_TOKEN": ""}, {"SA_NODE_TOKENS": ""}])
-def test_empty_variables_let_nobody_in(tmp_path: Path, env: dict[str, str | None]) -> None:
+def test_empty_variables_admit_no_node(tmp_path: Path, env: dict[str, str | None]) -> None:
     with GatewayProcess(tmp_path / "home", env=env) as gateway:
         assert refused(gateway.upgrade(""))
         assert refused(gateway.upgrade("token=&node_id=x"))
@@ -677,7 +677,7 @@ def test_only_the_six_messages_ever_reach_a_plain_node(shared_gateway: GatewayPr
             assert set(message) <= {"type", "request_id", "tool", "args", "session_key"}
 
 
-def test_what_only_farhand_nodes_know_is_not_said_to_a_plain_one(gateway: GatewayProcess) -> None:
+def test_extensions_are_not_sent_to_a_plain_node(gateway: GatewayProcess) -> None:
     """A freeze and its end, a file, a log, a command's output, and gateways that stop and are killed amid a call."""
     seen: list[Any] = []
 
@@ -785,7 +785,7 @@ BAD_FRAMES = {
 
 
 @pytest.mark.parametrize("frame", BAD_FRAMES.values(), ids=BAD_FRAMES.keys())
-def test_bad_frame_is_ignored_and_the_call_goes_on(shared_gateway: GatewayProcess, frame: str) -> None:
+def test_bad_frame_is_ignored_and_the_call_continues(shared_gateway: GatewayProcess, frame: str) -> None:
     async def scenario() -> Any:
         async with PlainNode.connect(shared_gateway, "clumsy", ["clumsy"]) as node:
             async with calling(shared_gateway, node, "clumsy.x") as (task, request):
@@ -1097,7 +1097,7 @@ def test_fragments_beyond_the_limit_end_only_that_connection(shared_gateway: Gat
         shared_gateway.wait_for_node("by-hand", online=False)
 
 
-def test_many_tiny_fragments_hold_up_nobody(shared_gateway: GatewayProcess) -> None:
+def test_many_tiny_fragments_do_not_block_others(shared_gateway: GatewayProcess) -> None:
     tiny = b"".join(ws_frame(0, b"x", fin=False) for _ in range(3000))
     with by_hand(shared_gateway, ws_frame(1, HELLO)) as (client, reader):
         assert is_welcome(read_frame(reader))
@@ -1158,7 +1158,7 @@ def test_websocket_pings_keep_a_node_seen(shared_gateway: GatewayProcess) -> Non
     ],
     ids=["opcode", "long control", "control in fragments", "reserved bits", "endless"],
 )
-def test_what_is_no_websocket_frame_hurts_nobody(shared_gateway: GatewayProcess, frame: bytes) -> None:
+def test_what_is_no_websocket_frame_does_not_affect_others(shared_gateway: GatewayProcess, frame: bytes) -> None:
     """Either the connection ends or the frame is ignored; it is never taken for a message."""
     with by_hand(shared_gateway, ws_frame(1, HELLO)) as (client, reader):
         assert is_welcome(read_frame(reader))

@@ -104,7 +104,7 @@ def test_a_session_of_one_node_is_unknown_to_another(
     assert hands.ok("Process", {"action": "poll", "sessionId": session})["running"] is True
 
 
-def test_a_tool_nobody_has_is_not_found(shared_gateway: GatewayProcess, hands: NodeProcess) -> None:
+def test_an_unknown_tool_is_not_found(shared_gateway: GatewayProcess, hands: NodeProcess) -> None:
     assert "Nope" in hands.fails("Nope", {}, "not_found")
     answer = shared_gateway.invoke("nobody__Bash", {"command": "true"})
     assert answer["error"]["kind"] == "not_found" and "nobody" in answer["error"]["message"]
@@ -205,11 +205,11 @@ def test_the_primary_host_is_an_execution_host_and_never_a_specialized_one(
 # -- runtime information -------------------------------------------------------------------------------------------
 
 
-def test_the_operating_system_is_told(shared_gateway: GatewayProcess, hands: NodeProcess) -> None:
+def test_the_operating_system_is_reported(shared_gateway: GatewayProcess, hands: NodeProcess) -> None:
     assert entry(shared_gateway, "hands")["runtime"]["hostOs"] == "linux"
 
 
-def test_names_of_the_environment_are_told_and_no_values(shared_gateway: GatewayProcess, tmp_path: Path) -> None:
+def test_names_of_variables_are_reported_without_values(shared_gateway: GatewayProcess, tmp_path: Path) -> None:
     env: dict[str, str | None] = {"MY_API_KEY": "value-that-stays-home"}
     with NodeProcess(shared_gateway, tmp_path, "discreet", env=env):
         shared_gateway.request("POST", "/v1/nodes/discreet/probe", {"bins": ["sh"]})

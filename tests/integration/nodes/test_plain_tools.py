@@ -1,4 +1,4 @@
-"""The tools of a node that speaks the plug-in guide alone are listed at every door."""
+"""The tools of a plain node are listed on every interface."""
 
 from __future__ import annotations
 

@@ -58,8 +58,8 @@ def farhand(gateway: GatewayProcess, *words: str, **options: Any) -> subprocess.
 
 def test_a_new_plug_in_runs_reloads_and_passes_its_tests(gateway: GatewayProcess, tmp_path: Path) -> None:
     made = farhand(gateway, "plugin", "new", "greeter", "--json", cwd=tmp_path)
-    told = json.loads(made.communicate(timeout=60)[0])
-    program = tmp_path / told["created"][0]
+    reported = json.loads(made.communicate(timeout=60)[0])
+    program = tmp_path / reported["created"][0]
     tested = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
         cwd=program.parent,
@@ -70,7 +70,7 @@ def test_a_new_plug_in_runs_reloads_and_passes_its_tests(gateway: GatewayProcess
     )
     assert tested.returncode == 0, tested.stdout
     again = farhand(gateway, "plugin", "new", "greeter", cwd=tmp_path)
-    assert again.wait(60) == 1 and again.stderr is not None and "exists already" in again.stderr.read()
+    assert again.wait(60) == 1 and again.stderr is not None and "already exists" in again.stderr.read()
 
     dev = farhand(gateway, "plugin", "dev", str(program))
     try:
@@ -93,21 +93,21 @@ def test_a_new_plug_in_runs_reloads_and_passes_its_tests(gateway: GatewayProcess
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "reported"),
     [
         ({"SA_NODE_TOKEN": "fhn_wrong"}, "farhand token create --node"),
         ({"SA_GATEWAY_WS_URL": "ftp://nowhere"}, "gateway_ws_url must be"),
     ],
 )
 def test_a_wrong_setting_is_one_line(
-    gateway: GatewayProcess, tmp_path: Path, settings: dict[str, str], told: str
+    gateway: GatewayProcess, tmp_path: Path, settings: dict[str, str], reported: str
 ) -> None:
     (tmp_path / "slow.py").write_text(SLOW)
     env = {**os.environ, "SA_GATEWAY_WS_URL": gateway.ws_url, "SA_NODE_ID": "slow-x", **settings}
     ended = subprocess.run(
         [sys.executable, "slow.py"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False
     )
-    assert ended.returncode == 1 and told in ended.stderr and "Traceback" not in ended.stderr, ended.stderr
+    assert ended.returncode == 1 and reported in ended.stderr and "Traceback" not in ended.stderr, ended.stderr
     assert ended.stderr.startswith("slow.py: ")
 
 
@@ -130,8 +130,8 @@ def test_progress_and_log_reach_callers(gateway: GatewayProcess, tmp_path: Path)
         }
         assert [(line["level"], line["message"]) for line in seen["log"]] == [("info", "started well")]
         page = gateway.get("/v1/journal?kind=call.progress,call.log&limit=10")
-        told = {event["kind"] for event in page["events"] if event["subject"] == call_id}
-        assert told == {"call.progress", "call.log"}
+        reported = {event["kind"] for event in page["events"] if event["subject"] == call_id}
+        assert reported == {"call.progress", "call.log"}
         gateway.invoke("slow.release")
         ended = wait_until(lambda: (one := gateway.get(f"/v1/calls/{call_id}"))["state"] == "ok" and one, 60, "the end")
         assert "progress" not in ended and ended["result"] == {"done": True}

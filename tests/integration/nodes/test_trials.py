@@ -359,7 +359,7 @@ node = "careful"
         assert not (node.workspace / "new.txt").exists()
         explained = Command(home)("policy", "explain", "careful__Bash", "command=true", "--json").json()
         assert explained["decision"] == "trial"
-        # Whoever may only try does not keep it.
+        # A caller that may only run trials cannot keep one.
         made = gateway.request("POST", "/v1/tokens", {"scopes": ["tools.exec", "read"]}).json()
         keeping = {"trialId": done["trialId"], "action": "keep"}
         called = gateway.request(

@@ -49,7 +49,7 @@ class Cron:
         return list(self("runs", jobId=job_id)["runs"])
 
     def run(self, job_id: str, count: int = 1) -> Any:
-        """The newest run of a job once there are so many."""
+        """Return the newest run of a job once it has this many runs."""
         found = wait_until(lambda: len(runs := self.runs(job_id)) >= count and runs, 20, f"{count} runs")
         return found[0]
 
@@ -173,7 +173,7 @@ def test_a_cron_expression_has_names_and_a_zone_of_its_own(cron: Cron) -> None:
         ({"kind": "cron", "expression": "0 0 * * *"}, "no field 'expression'"),
     ],
 )
-def test_a_schedule_that_is_none_is_refused_with_the_reason(cron: Cron, schedule: Any, said: str) -> None:
+def test_an_invalid_schedule_is_refused_with_the_reason(cron: Cron, schedule: Any, said: str) -> None:
     message = cron.fails("invalid_args", action="add", job={"name": "x", "schedule": schedule, "spec": event("x")})
     assert said in message, message
     assert cron("status")["count"] == 0
@@ -272,7 +272,7 @@ def test_filters_and_pages_of_the_list(cron: Cron) -> None:
         ({"action": "list", "includeDisabled": "yes"}, "includeDisabled"),
     ],
 )
-def test_what_cannot_be_done_is_said(cron: Cron, arguments: Any, said: str) -> None:
+def test_an_impossible_change_is_reported(cron: Cron, arguments: Any, said: str) -> None:
     assert said in cron.fails("invalid_args", **arguments)
 
 
@@ -666,7 +666,7 @@ def test_missed_slots_are_recorded_one_by_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["kill", "stop"])
-def test_a_run_goes_on_after_a_restart_and_its_end_is_known(tmp_path: Path, how: str) -> None:
+def test_a_run_continues_after_a_restart_and_its_end_is_known(tmp_path: Path, how: str) -> None:
     with opened(tmp_path / "home") as house:
         cron = Cron(house)
         word = words()

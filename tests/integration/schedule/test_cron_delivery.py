@@ -53,7 +53,7 @@ def arrives(talk: Talk, words: str) -> tuple[str, str]:
     return tuple(found[0])  # type: ignore[return-value]
 
 
-def test_before_anybody_talked_there_is_nowhere_to_deliver(talk: Talk) -> None:
+def test_before_the_first_message_there_is_nowhere_to_deliver(talk: Talk) -> None:
     assert force(talk, task("alpha"))["status"] == "ok"
     demanded = force(talk, task("beta", deliver=True))
     assert demanded["status"] == "error" and "no one has written" in demanded["error"]
@@ -73,7 +73,7 @@ def test_a_channel_that_is_not_there_is_an_error_of_the_run(talk: Talk) -> None:
     assert lenient["status"] == "ok" and "pager" in lenient["summary"]
 
 
-def test_replies_go_to_whoever_talked_to_the_agent_last(talk: Talk) -> None:
+def test_replies_go_to_the_person_who_last_wrote_to_the_agent(talk: Talk) -> None:
     say(talk.gateway, "lena", "hello there")
     wait_until(lambda: [one for one in talk.receiver.taken if one["to"] == "lena"], 15, "an answer to lena")
     assert force(talk, {"mode": "systemEvent", "text": "epsilon"})["status"] == "ok"
@@ -84,14 +84,14 @@ def test_replies_go_to_whoever_talked_to_the_agent_last(talk: Talk) -> None:
     assert taken(talk, "eta") == [one for one in taken(talk, "eta") if "zeta" in one[1]]
 
 
-def test_the_first_failure_of_a_job_is_told(talk: Talk) -> None:
+def test_the_first_failure_of_a_job_is_reported(talk: Talk) -> None:
     say(talk.gateway, "lena", "hello again")
     wait_until(lambda: len([one for one in talk.receiver.taken if one["to"] == "lena"]) > 1, 15, "an answer to lena")
     assert force(talk, task("please fail"))["status"] == "error"
     to, said = arrives(talk, "no more of it")
     assert to == "lena" and "“a job” failed" in said
     assert force(talk, task("theta", channel="pager", to="tom"))["status"] == "error"
-    wait_until(lambda: [one for one in taken(talk, "pager") if one[0] == "lena"], 15, "the failure, told elsewhere")
+    wait_until(lambda: [one for one in taken(talk, "pager") if one[0] == "lena"], 15, "the failure, reported elsewhere")
 
 
 def test_what_a_heartbeat_says_is_delivered_however_short(talk: Talk) -> None:

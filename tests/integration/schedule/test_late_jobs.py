@@ -43,5 +43,5 @@ def test_a_late_job_begins_with_the_machine_that_returns_after_the_gateway(tmp_p
         wait_until(lambda: len(house.asked(word)) == 2, what="the second request of the job")
         first, second = house.asked(word)
         results = [one["content"] for one in second.messages if one["role"] == "tool"]
-        told = str(first.messages[0]["content"])
-        assert ("- laptop (" in told, "a note" in results[0]) == (True, True), (results, told)
+        reported = str(first.messages[0]["content"])
+        assert ("- laptop (" in reported, "a note" in results[0]) == (True, True), (results, reported)

@@ -125,7 +125,7 @@ def test_a_label_is_short(ground: Ground, path: str) -> None:
         ("/v1/chat/completions", {"model": "farhand", "messages": [{"role": "user", "content": "impala"}]}),
     ],
 )
-def test_no_door_asks_a_model_beyond_the_budget(ground: Ground, path: str, body: dict[str, Any]) -> None:
+def test_no_route_asks_a_model_beyond_the_budget(ground: Ground, path: str, body: dict[str, Any]) -> None:
     spender = made(ground.gateway, "chat")
     key = f"spent-{spender['id']}"
     ground.house.script("impala", text("one"), text("two"))
@@ -139,7 +139,7 @@ def test_no_door_asks_a_model_beyond_the_budget(ground: Ground, path: str, body:
     assert len(ground.house.model.requests) == asked
 
 
-# -- what a narrow token is told --------------------------------------------------------------------------------------
+# -- what a narrow token learns ---------------------------------------------------------------------------------------
 
 LIMITS: dict[str, dict[str, Any]] = {
     "node": {"nodes": ["laptop"]},
@@ -161,7 +161,7 @@ NAMES: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize("limits", LIMITS)
-def test_a_narrow_token_is_not_told_of_other_machines(ground: Ground, limits: str) -> None:
+def test_a_narrow_token_learns_nothing_about_other_machines(ground: Ground, limits: str) -> None:
     """Neither which there are, nor when they were last seen."""
     narrow = token(ground.gateway, "tools.exec", **LIMITS[limits])
     for path, body in NAMES:
@@ -172,7 +172,7 @@ def test_a_narrow_token_is_not_told_of_other_machines(ground: Ground, limits: st
         assert ("hidden-vault" in asked or "hidden-vault" not in said) and '"free"' not in said, (body, said)
 
 
-def test_a_token_is_told_of_the_machines_that_it_may_use(ground: Ground) -> None:
+def test_a_token_learns_about_the_machines_that_it_may_use(ground: Ground) -> None:
     for limits in ({"nodes": ["hidden-vault"]}, {"tools": ["*__Read"]}, {"tools": ["hidden-*__Re*"]}, {}):
         some = token(ground.gateway, "tools.exec", **limits)
         body = {"tool": "Read", "args": {"path": "x"}, "nodes": ["hidden-vault"]}

@@ -220,7 +220,7 @@ def test_json_has_everything_in_one_document(farhand: Runner) -> None:
     assert done.returncode == 125 and json.loads(done.stdout)["error"]["code"] == "not_found"
 
 
-def test_it_goes_on_when_the_gateway_is_killed(tmp_path: Path) -> None:
+def test_it_continues_when_the_gateway_is_killed(tmp_path: Path) -> None:
     with GatewayProcess(tmp_path / "home") as gateway, NodeProcess(gateway, tmp_path, "hands") as node:
         runner = Runner(gateway)
         script = "echo ready; until test -e go; do sleep 0.1; done; echo done; exit 5"

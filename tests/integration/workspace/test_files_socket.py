@@ -1,4 +1,4 @@
-"""Long transfers have connections of their own, and do without them wherever there can be none."""
+"""Long transfers use their own connections, and work without them where that is not possible."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_from_a_node_to_itself(scene: Scene) -> None:
     assert scene.proxies[0].tried == 2
 
 
-def test_a_disk_that_refuses_is_told_and_no_break(scene: Scene) -> None:
+def test_a_failing_disk_is_reported_and_not_taken_for_a_lost_link(scene: Scene) -> None:
     (scene.right.workspace / "folder").mkdir(exist_ok=True)
     (scene.right.workspace / "folder" / "in").write_text("the way")
     (scene.left.workspace / "source").write_bytes(os.urandom(LONG))
@@ -171,7 +171,7 @@ def test_a_disk_that_refuses_is_told_and_no_break(scene: Scene) -> None:
     assert answer["ok"] is False and "folder/in" in answer["error"]["message"], answer
 
 
-def test_one_that_carries_nothing_any_more_is_given_up_and_the_transfer_goes_on(tmp_path: Path) -> None:
+def test_one_that_carries_nothing_any_more_is_given_up_and_the_transfer_continues(tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
         gateway = GatewayProcess(tmp_path / "home")
         hurry = "import farhand.gateway.transfers.transfers as t; t.IDLE_SECONDS = 2.0"
@@ -214,7 +214,7 @@ def upgrade(gateway: GatewayProcess, *more: str, source: str = "127.0.0.1") -> b
 
 
 @pytest.mark.parametrize("more", [(), ("Authorization: Bearer nonsense",), ("Authorization: Basic abc",)])
-def test_without_a_ticket_nobody_comes_in(tmp_path: Path, more: tuple[str, ...]) -> None:
+def test_a_connection_without_a_ticket_is_refused(tmp_path: Path, more: tuple[str, ...]) -> None:
     with contextlib.ExitStack() as stack:
         scene = Scene(tmp_path, stack)
         assert upgrade(scene.gateway, *more).startswith(b"HTTP/1.1 401 ")
@@ -264,7 +264,7 @@ def test_a_ticket_is_good_from_where_its_node_is(tmp_path: Path) -> None:
         (node.workspace / "source").write_bytes(os.urandom(3 * LONG))
         body = {"source": "node:source", "destination": "node:target", "background": True}
         begun = gateway.request("POST", "/v1/transfers", body).json()
-        wait_until(lambda: proxy.tickets, 20, "a ticket that nobody could use")
+        wait_until(lambda: proxy.tickets, 20, "an unusable ticket")
         mine = f"Authorization: Bearer {proxy.tickets[0]}"
         assert upgrade(gateway, mine, source="127.0.0.2").startswith(b"HTTP/1.1 401 ")
         assert upgrade(gateway, mine).startswith(b"HTTP/1.1 101 ")

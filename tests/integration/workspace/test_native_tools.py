@@ -556,7 +556,7 @@ def test_config_by_path(gateway: GatewayProcess, path: str, value: Any) -> None:
     assert gateway.invoke("gsv__ConfigGet", {"path": path})["result"] == {"path": path, "value": value}
 
 
-def test_a_path_of_very_many_parts_holds_nobody_up(gateway: GatewayProcess) -> None:
+def test_a_path_of_very_many_parts_does_not_block_others(gateway: GatewayProcess) -> None:
     path = "a." * 40_000
     assert gateway.invoke("gsv__ConfigGet", {"path": path})["result"] == {"path": path, "value": None}
 
@@ -663,7 +663,7 @@ def test_a_node_that_says_nothing_or_nonsense_of_its_log(gateway: GatewayProcess
     asyncio.run(main())
 
 
-# -- skills, as an agent is told of them ----------------------------------------------------------------------------
+# -- skills, as an agent sees them ----------------------------------------------------------------------------------
 
 
 def skills_of(gateway: GatewayProcess, agent: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""How transfers end whose nodes do not come back, or never stay: what is said of the destination is so."""
+"""How transfers end whose nodes do not return, or keep disconnecting: the reported state of the destination is true."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ async def question(node: PlainNode) -> Any:
                 return message
 
 
-def test_what_had_arrived_when_its_sender_went_is_there_and_ok(scene: Scene) -> None:
+def test_a_transfer_that_had_arrived_when_its_sender_left_is_ok(scene: Scene) -> None:
     async def run() -> None:
         async with actor(scene.gateway) as node:
             transfer_id = await scene.begin("left", MIB)
@@ -131,7 +131,7 @@ def test_who_reads_again_what_was_sent_before_may_be_silent_longer(tmp_path: Pat
             await asyncio.to_thread(wait_until, lambda: gateway.get(path)["bytesTransferred"], 20, "progress")
         async with actor(gateway) as node:
             stream = (await node.receive("transfer_open"))["stream"]
-            await asyncio.sleep(7)  # longer than anybody may be silent otherwise
+            await asyncio.sleep(7)  # longer than an end may otherwise be silent
             assert gateway.get(path)["state"] == "running", gateway.get(path)
             await node.send({"type": "transfer_ready", "stream": stream, "offset": 4 * MIB, "complete": False})
             await node.send({"type": "transfer_credit", "stream": stream, "offset": 4 * MIB, "until": 8 * MIB})

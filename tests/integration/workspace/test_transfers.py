@@ -76,7 +76,7 @@ def test_relative_paths_start_at_the_workspaces(pair: Pair) -> None:
     assert (pair.right.workspace / "notes" / "small.md").read_text() == "# hello\n"
 
 
-def test_a_mime_type_is_told(pair: Pair) -> None:
+def test_a_mime_type_is_reported(pair: Pair) -> None:
     (pair.left.workspace / "dot.png").write_bytes(
         b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\0\1\0\0\0\1\x08\2\0\0\0\x90wS\xde"
     )
@@ -248,7 +248,7 @@ def test_a_plugin_cannot_transfer(pair: Pair) -> None:
     asyncio.run(scene())
 
 
-def test_a_full_disk_is_told_and_nothing_changes(pair: Pair, mounted: Any) -> None:
+def test_a_full_disk_is_reported_and_nothing_changes(pair: Pair, mounted: Any) -> None:
     place = mounted("size=1m")
     (place / "kept").write_text("kept")
     (pair.left.workspace / "large").write_bytes(os.urandom(3 * MIB))
@@ -421,7 +421,7 @@ def stopped_midway(pair: Pair, name: str, destination: str) -> Iterator[str]:
         pair.left.process.send_signal(signal.SIGCONT)
 
 
-def test_what_somebody_takes_away_meanwhile_is_not_said_to_have_arrived(pair: Pair) -> None:
+def test_a_copy_that_is_removed_meanwhile_is_not_reported_as_complete(pair: Pair) -> None:
     (pair.right.workspace / "taken").write_text("as it was")
     with stopped_midway(pair, "taken", "taken") as path:
         for part in left_behind(pair.right.workspace):
@@ -466,7 +466,7 @@ def test_a_node_that_does_nothing_holds_up_only_itself(pair: Pair) -> None:
 # -- over HTTP ----------------------------------------------------------------------------------------------
 
 
-def test_a_download_nobody_reads_to_its_end_is_not_ok(pair: Pair) -> None:
+def test_a_download_that_is_not_read_to_its_end_is_not_ok(pair: Pair) -> None:
     (pair.left.workspace / "unread").write_bytes(bytes(64 * MIB))
     with socket.create_connection(("127.0.0.1", pair.gateway.port), timeout=20) as client:
         client.sendall(

@@ -144,7 +144,7 @@ def test_a_gateway_that_was_killed_leaves_nothing_half_written(gateway: GatewayP
 
 
 @pytest.mark.parametrize("ends", [("box:long", "gsv:long"), ("box:long", "box:copy")])
-def test_a_call_goes_on_after_the_gateway_was_stopped_and_started(
+def test_a_call_continues_after_the_gateway_was_stopped_and_started(
     gateway: GatewayProcess, tmp_path: Path, ends: tuple[str, str]
 ) -> None:
     with Proxy(gateway.port) as proxy:

@@ -138,7 +138,7 @@ def test_no_more_calls_at_once_than_allowed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "finish", "told"),
+    ("arguments", "finish", "reported"),
     [
         ('{"path": ', "tool_calls", "the arguments of read are not valid JSON"),
         ('{"path": "/ho', "length", "the reply was cut at its token limit"),
@@ -147,11 +147,11 @@ def test_no_more_calls_at_once_than_allowed() -> None:
         ("[" * 100_000, "tool_calls", "not valid JSON"),
     ],
 )
-def test_bad_arguments_go_back_to_the_model(arguments: str, finish: Any, told: str) -> None:
+def test_bad_arguments_go_back_to_the_model(arguments: str, finish: Any, reported: str) -> None:
     bad = msgspec.structs.replace(uses(("1", "read", arguments)), finish_reason=finish)
     events = go(ScriptedModel(bad, says("sorry")), tools(read="must not run"))
     ((text, failed),) = results(events)
-    assert told in text
+    assert reported in text
     assert failed
     assert isinstance(end(events), Completed)
 
@@ -256,11 +256,11 @@ def test_stop_cancels_tools_and_answers_every_call() -> None:
         when=lambda event: isinstance(event, ToolEnded),
     )
     assert_valid(transcript(events))
-    told = {message.tool_call_id: message for message in transcript(events) if message.role == "tool"}
-    assert told["1"].text == "fine"
-    assert told["2"].text.startswith("Cancelled: the run was stopped")
-    assert told["3"].text == "Cancelled: ended 3 processes"
-    assert told["2"].is_error and told["3"].is_error
+    reported = {message.tool_call_id: message for message in transcript(events) if message.role == "tool"}
+    assert reported["1"].text == "fine"
+    assert reported["2"].text.startswith("Cancelled: the run was stopped")
+    assert reported["3"].text == "Cancelled: ended 3 processes"
+    assert reported["2"].is_error and reported["3"].is_error
     assert cancelled == ["2"]
     assert isinstance(end(events), Stopped)
 
@@ -291,7 +291,7 @@ def test_a_tool_that_ignores_its_end_does_not_hold_the_run() -> None:
     asyncio.run(main())
 
 
-def test_a_stop_before_the_start_asks_nobody() -> None:
+def test_a_run_stopped_before_its_start_asks_no_model() -> None:
     stop = asyncio.Event()
     stop.set()
     model = ScriptedModel()
@@ -353,7 +353,7 @@ def test_failures_of_the_model_end_the_run(error: Any, kind: str) -> None:
     assert go(ScriptedModel(error))[-1] == RunFailed(kind, error.message, Usage(), 1)
 
 
-def test_retries_are_told_and_void_what_was_said() -> None:
+def test_retries_are_reported_and_void_earlier_text() -> None:
     never = asyncio.Event()
     events, _ = stopping(
         [
@@ -395,7 +395,7 @@ def test_usage_is_estimated_where_the_provider_does_not_count() -> None:
     assert finish.usage.completion_tokens > 0
 
 
-def test_thinking_is_told_and_kept() -> None:
+def test_thinking_is_reported_and_kept() -> None:
     step = [model_events.ThinkingDelta("hm"), Finished(Message("assistant", "ok", thinking="hm"))]
     events = go(ScriptedModel(step))
     assert StepThinking(1, "hm") in events
@@ -428,16 +428,16 @@ def test_a_long_run_makes_room_by_itself() -> None:
     assert_valid(sent)
 
 
-def test_a_model_that_repeats_itself_is_told() -> None:
+def test_a_model_that_repeats_itself_is_warned() -> None:
     answers = iter(["same"] * 5 + ["other"] + ["same"] * 2)
 
     async def look(use: ToolUse) -> Outcome:
         return Outcome(next(answers))
 
     model = ScriptedModel(*(uses((str(number), "look", {})) for number in range(8)), says("done"))
-    told = [text for text, _ in results(go(model, tools(look=look)))]
-    assert [text.startswith("same\n[the same call") for text in told] == [False] * 3 + [True] * 2 + [False] * 3
-    assert "4 times in a row" in told[3]
+    reported = [text for text, _ in results(go(model, tools(look=look)))]
+    assert [text.startswith("same\n[the same call") for text in reported] == [False] * 3 + [True] * 2 + [False] * 3
+    assert "4 times in a row" in reported[3]
 
 
 def test_the_same_call_twice_in_one_reply_is_no_repetition() -> None:

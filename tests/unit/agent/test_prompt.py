@@ -25,7 +25,7 @@ PARTS = PromptParts(
 
 def test_it_tells_the_files_the_skills_and_the_machines() -> None:
     prompt = system_prompt(PARTS)
-    for told in (
+    for reported in (
         "### SOUL.md\nBe kind.",
         "### AGENTS.md\nNever delete.",
         "### USER.md\nAda",
@@ -35,7 +35,7 @@ def test_it_tells_the_files_the_skills_and_the_machines() -> None:
         "- gsv__: Cron",
         "/home/me/agents/main",
     ):
-        assert told in prompt
+        assert reported in prompt
     assert "x.md" not in prompt
     assert "Heartbeat" not in prompt
 
@@ -56,13 +56,13 @@ def test_sections_without_content_are_left_out() -> None:
         assert f"## {name}\n" not in prompt
 
 
-def test_memory_is_told_in_the_owners_own_session_only() -> None:
+def test_memory_is_in_the_prompt_of_the_owners_own_session_only() -> None:
     shared = PromptParts(files=PARTS.files, private=False)
     assert "likes tea" not in system_prompt(shared)
     assert "Never delete." in system_prompt(shared)
 
 
-def test_files_of_other_agents_workspaces_are_told_as_they_mean_them() -> None:
+def test_files_of_other_agents_workspaces_are_described_by_their_meaning() -> None:
     files = {
         "TOOLS.md": "the camera is cam1",
         "BOOTSTRAP.md": "ask for a name",
@@ -70,13 +70,13 @@ def test_files_of_other_agents_workspaces_are_told_as_they_mean_them() -> None:
         "AGENTS.md": "rules",
     }
     own = system_prompt(PromptParts(files=files))
-    for told in (
+    for reported in (
         "### TOOLS.md\nthe camera",
         "### BOOTSTRAP.md\nask for a name",
         "### BOOT.md\ngreet",
         "delete the file",
     ):
-        assert told in own
+        assert reported in own
     shared = system_prompt(PromptParts(files=files, private=False))
     assert "the camera" in shared and "ask for a name" not in shared and "greet" not in shared
     child = system_prompt(PromptParts(files=files, mode="minimal"))

@@ -1,4 +1,4 @@
-"""Few tools in the prompt, all in reach; outcomes; recordings."""
+"""Few tools in the prompt, all of them callable; outcomes; recordings."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_tool_that_is_not_there() -> None:
     assert str(outcome.content).startswith("tool not found: server__Grepp (did you mean server__Grep")
 
 
-def test_a_family_stands_for_tools_that_nobody_listed() -> None:
+def test_a_family_stands_for_unlisted_tools() -> None:
     specs = [*SPECS, ToolSpec("pi.camera.*", "On pi."), ToolSpec("ls.*", "On a node that wants to be the agent's own.")]
     known = shelf(specs)
 
@@ -125,7 +125,7 @@ def test_the_overview_names_every_further_tool_once() -> None:
     ]
 
 
-def test_costs_are_told_for_every_tool() -> None:
+def test_costs_are_listed_for_every_tool() -> None:
     costs = shelf().costs()
     assert {cost.name for cost in costs} == {NAME, *names(SPECS)}
     assert [cost.name for cost in costs if cost.offered] == [*CORE, NAME]
@@ -163,13 +163,13 @@ def test_a_run_is_repeated_from_its_recording_byte_for_byte() -> None:
         replay = ReplayModel("test/scripted", kept)
         second = [event async for event in run(replay, start, shelf(call=replaying(kept)))]
 
-        def told(events: Sequence[Any]) -> list[bytes]:
+        def reported(events: Sequence[Any]) -> list[bytes]:
             return [
                 msgspec.json.encode(msgspec.structs.replace(event, seconds=0) if hasattr(event, "seconds") else event)
                 for event in events
             ]
 
-        assert told(second) == told(first)
+        assert reported(second) == reported(first)
         assert isinstance(end(second), Completed)
 
     asyncio.run(both())

@@ -29,7 +29,7 @@ def test_a_valid_transcript_stays_as_it_is() -> None:
     assert unanswered(messages) == []
 
 
-def test_a_call_without_result_says_that_nobody_knows() -> None:
+def test_a_call_without_result_has_an_unknown_outcome() -> None:
     messages = [Message("user", "a"), ASKED, result(TWO)]
     assert unanswered(messages) == [ONE]
     mended = mend(messages)
@@ -43,7 +43,7 @@ def test_results_are_put_in_order_and_strays_left_out() -> None:
     assert mended == [ASKED, result(ONE), result(TWO), Message("user", "meanwhile")]
 
 
-def test_ids_used_again_in_a_later_round_are_told_apart() -> None:
+def test_ids_used_again_in_a_later_round_are_distinguished() -> None:
     messages = [ASKED, result(ONE, "old"), result(TWO, "old"), ASKED, result(ONE, "new"), result(TWO, "new")]
     assert mend(messages) == messages
 

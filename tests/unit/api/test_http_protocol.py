@@ -54,7 +54,7 @@ async def test_a_part_of_a_request_does_not_keep_a_connection_open(length: int, 
         writer.close()
 
 
-def test_a_token_has_so_many_connections() -> None:
+def test_the_connections_of_a_token_are_limited() -> None:
     limits = ConnectionLimits(lambda *_: None)
     *first, last = [cast("LimitedConnection", object()) for _ in range(MAX_OF_TOKEN + 1)]
     assert all(limits.hold(one, "a") for one in first) and not limits.hold(last, "a")

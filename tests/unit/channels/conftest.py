@@ -18,7 +18,7 @@ def last_said(request: Any) -> str:
 
 @pytest.fixture
 def house(tmp_path: Path) -> Iterator[Callable[[str], GatewayProcess]]:
-    """`house(toml)` is a gateway with these settings, whose agent says back what it was told, after `echo: `."""
+    """`house(toml)` is a gateway with these settings, whose agent repeats each message, after `echo: `."""
     with contextlib.ExitStack() as stack:
 
         def start(settings: str) -> GatewayProcess:

@@ -76,7 +76,7 @@ def test_files_come_and_go(gateway: GatewayProcess, discord: DiscordServer) -> N
     assert discord.said[2].more["file"][1] == b"words"
 
 
-def test_a_message_nobody_can_be_sure_of_is_not_sent_again(gateway: GatewayProcess, discord: DiscordServer) -> None:
+def test_a_message_with_an_unknown_outcome_is_not_sent_again(gateway: GatewayProcess, discord: DiscordServer) -> None:
     discord.failures = [None, (500, {"message": "oops", "code": 0}), (403, {"message": "Cannot send", "code": 50007})]
     send = lambda text: gateway.invoke("gsv__Message", {"text": text, "channel": "discord", "to": "31"})  # noqa: E731
     assert "outcome unknown:" in str(send("lost")["error"])

@@ -96,7 +96,7 @@ def test_a_mail_waits_for_its_server(server: MailServer, gateway: GatewayProcess
     assert body(got).strip() == "patience"
 
 
-def test_what_the_server_refuses_is_said(server: MailServer, gateway: GatewayProcess) -> None:
+def test_a_refusal_of_the_server_is_reported(server: MailServer, gateway: GatewayProcess) -> None:
     for address in ("nobody@elsewhere.invalid", "not an address"):
         answer = gateway.invoke("gsv__Message", {"text": "x", "channel": "email", "to": address})
         assert answer["error"]["kind"] == "failed", answer
@@ -155,7 +155,7 @@ def test_with_a_server_that_checks_only_vouched_mail_is_taken(verdicts: list[str
     assert (read is not None) == taken
 
 
-def test_without_such_a_server_nobody_is_trusted() -> None:
+def test_without_such_a_server_no_sender_is_trusted() -> None:
     read = read_mail(raw(From="x@x.org"), own="agent@example.org")
     assert read is not None and read[0].trusted is False
 

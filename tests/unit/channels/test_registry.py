@@ -1,4 +1,4 @@
-"""Client libraries are extras: named when they are missing, and loaded by nobody who has no use for them."""
+"""Client libraries are extras: named when they are missing, and loaded only if a channel needs them."""
 
 from __future__ import annotations
 

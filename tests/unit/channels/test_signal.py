@@ -23,7 +23,7 @@ def settings(signal: SignalServer, more: str = 'policy = "open"') -> str:
     return f'[channels.signal]\nnumber = "{signal.NUMBER}"\nurl = "{signal.url}"\n{more}\n'
 
 
-def test_somebody_who_writes_is_answered(signal: SignalServer, house: House) -> None:
+def test_a_person_who_writes_is_answered(signal: SignalServer, house: House) -> None:
     house(settings(signal))
     signal.raw({"envelope": {"source": ANN, "receiptMessage": {}}})
     signal.raw("nonsense")

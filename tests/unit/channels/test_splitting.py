@@ -1,4 +1,4 @@
-"""Long texts in pieces: none too long, none lost, code blocks whole."""
+"""Split texts: no part is too long, nothing is lost, and code blocks stay well-formed."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def send(gateway: GatewayProcess, text: str, to: str = "7", **more: object) -> d
     return answer
 
 
-def test_somebody_who_writes_is_answered_and_sees_typing(telegram: TelegramServer, house: House) -> None:
+def test_a_person_who_writes_is_answered_and_sees_typing(telegram: TelegramServer, house: House) -> None:
     gateway = house(settings(telegram))
     telegram.write(7, "good morning")
     wait_until(lambda: telegram.said, 30)
@@ -66,7 +66,7 @@ def test_too_many_requests_are_waited_out(telegram: TelegramServer, house: House
     assert [one.text for one in telegram.said] == ["patient"]
 
 
-def test_a_bot_that_was_blocked_is_told_at_once(telegram: TelegramServer, house: House) -> None:
+def test_a_blocked_bot_is_reported_at_once(telegram: TelegramServer, house: House) -> None:
     gateway = house(settings(telegram))
     telegram.failures = [
         (403, {"ok": False, "error_code": 403, "description": "Forbidden: bot was blocked by the user"})
@@ -76,7 +76,7 @@ def test_a_bot_that_was_blocked_is_told_at_once(telegram: TelegramServer, house:
     assert telegram.TOKEN not in str(answer)
 
 
-def test_a_message_nobody_can_be_sure_of_is_not_sent_again(telegram: TelegramServer, house: House) -> None:
+def test_a_message_with_an_unknown_outcome_is_not_sent_again(telegram: TelegramServer, house: House) -> None:
     gateway = house(settings(telegram))
     telegram.failures = [None]
     answer = send(gateway, "once")
@@ -108,14 +108,14 @@ def test_files_come_and_go(telegram: TelegramServer, house: House) -> None:
     assert telegram.said[2].more["file"][1] == b"%PDF-1"
 
 
-def test_a_file_that_is_gone_does_not_hold_up_the_rest(telegram: TelegramServer, house: House) -> None:
+def test_a_missing_file_does_not_delay_the_rest(telegram: TelegramServer, house: House) -> None:
     house(settings(telegram))
     telegram.write(7, "", caption="look", document={"file_id": "gone", "file_unique_id": "u", "file_name": "x"})
     telegram.write(7, "next")
     wait_until(lambda: len(telegram.said) >= 1 and any("next" in one.text for one in telegram.said), 30)
 
 
-def test_an_update_nobody_understands_does_not_hold_up_the_rest(telegram: TelegramServer, house: House) -> None:
+def test_an_unknown_update_does_not_delay_the_rest(telegram: TelegramServer, house: House) -> None:
     house(settings(telegram))
     telegram.write(7, "odd", chat={"nothing": 1})
     telegram.write(7, "even")
@@ -142,12 +142,12 @@ def test_what_is_written_while_the_gateway_is_down_is_heard_once(telegram: Teleg
     assert [one.text.partition("] ")[2] for one in telegram.said] == ["before", "meanwhile"]
 
 
-def test_an_id_that_is_none_is_refused(telegram: TelegramServer, house: House) -> None:
+def test_an_invalid_id_is_refused(telegram: TelegramServer, house: House) -> None:
     gateway = house(settings(telegram))
     assert "not an id of Telegram" in str(send(gateway, "x", to="alice")["error"])
 
 
-def test_what_is_wrong_with_a_channel_is_shown_until_it_is_over(telegram: TelegramServer, house: House) -> None:
+def test_the_error_of_a_channel_is_shown_until_it_works(telegram: TelegramServer, house: House) -> None:
     telegram.down()
     gateway = house(settings(telegram))
 

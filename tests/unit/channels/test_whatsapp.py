@@ -47,7 +47,7 @@ def test_meta_is_answered_its_question(gateway: GatewayProcess, whatsapp: WhatsA
     assert gateway.request("GET", asked + "x", token=None).status == 403
 
 
-def test_somebody_who_writes_is_answered_once(gateway: GatewayProcess, whatsapp: WhatsAppServer) -> None:
+def test_a_person_who_writes_is_answered_once(gateway: GatewayProcess, whatsapp: WhatsAppServer) -> None:
     for _ in range(2):  # Meta repeats what it is not sure of
         assert whatsapp.post(gateway, written("hi")).status == 200
     assert whatsapp.post(gateway, written("let me in", 2, "4999999999999")).status == 200

@@ -134,7 +134,7 @@ def test_calls_without_ids_get_some_of_their_own() -> None:
     assert all(use.id for use in uses)
 
 
-def test_one_id_for_two_calls_is_told_apart() -> None:
+def test_two_calls_with_one_id_are_distinguished() -> None:
     uses = reply(calls(("read", {}), ("ls", {}), ids=["same", "same"])).message.tool_calls
     assert [use.name for use in uses] == ["read", "ls"]
     assert len({use.id for use in uses}) == 2
@@ -289,7 +289,7 @@ def test_a_provider_that_asks_for_an_hour_is_not_waited_for() -> None:
         (400, "the request exceeds the available context size", ContextOverflow),
     ],
 )
-def test_refusals_are_told_at_once(status: int, message: str, kind: type[ModelError]) -> None:
+def test_refusals_are_reported_at_once(status: int, message: str, kind: type[ModelError]) -> None:
     with ModelServer(error(status, message)) as server:
         with pytest.raises(kind, match=message) as caught:
             ask(server.url, policy=QUICK)
@@ -329,13 +329,13 @@ def test_a_redirect_does_not_carry_the_key_away() -> None:
         assert elsewhere.requests == []
 
 
-def test_nobody_listening_is_said_with_the_address() -> None:
+def test_an_unreachable_server_is_reported_with_the_address() -> None:
     port = free_port()
     with pytest.raises(Unavailable, match=rf"cannot be reached at http://127.0.0.1:{port}/v1/chat/completions"):
         ask(f"http://127.0.0.1:{port}/v1")
 
 
-def test_an_address_that_is_none_is_refused() -> None:
+def test_an_invalid_address_is_refused() -> None:
     with pytest.raises(ModelRefused, match="cannot be asked at 'nonsense/chat/completions'"):
         ask("nonsense")
 

@@ -1,4 +1,4 @@
-"""Replies recorded and given again."""
+"""Recording and replaying replies."""
 
 from __future__ import annotations
 
@@ -78,11 +78,11 @@ def test_what_a_cut_stream_said_is_not_recorded(tmp_path: Path) -> None:
 
 def test_an_empty_recording_says_so(tmp_path: Path) -> None:
     (tmp_path / "r").write_bytes(b"\n")
-    with pytest.raises(ModelError, match="has no reply left: it holds 0"):
+    with pytest.raises(ModelError, match="has no reply left: it has 0"):
         replay(tmp_path / "r", asked("a"))
 
 
-def test_a_recording_that_is_none_is_named(tmp_path: Path) -> None:
+def test_an_invalid_recording_is_named(tmp_path: Path) -> None:
     with pytest.raises(NotConfigured, match=r"gone cannot be read: No such file"):
         replay(tmp_path / "gone", asked("a"))
     (tmp_path / "r").write_text('{"type":"model","asked":"","events":[]}\nnonsense\n')

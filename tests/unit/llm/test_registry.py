@@ -174,7 +174,7 @@ def test_the_next_model_is_asked(trouble: int) -> None:
     assert (answer(events).message.content, answer(events).model) == ("from b", "b/m")
 
 
-def test_the_next_model_is_asked_when_nobody_listens() -> None:
+def test_the_next_model_is_asked_when_a_server_is_unreachable() -> None:
     with ModelServer(text("from b")) as second:
         assert answer(ask(chain(f"http://127.0.0.1:{free_port()}/v1", second), "a/m")).model == "b/m"
 

@@ -127,7 +127,7 @@ def test_names_that_are_no_text_are_put_right_too(tmp_path: Path) -> None:
     assert tree(odd) == before
 
 
-def test_what_somebody_changed_since_the_kill_is_left_alone(tmp_path: Path) -> None:
+def test_a_file_changed_since_the_kill_is_not_reverted(tmp_path: Path) -> None:
     files = killed_half_way(tmp_path)
     own = Path(files.workspace) / "a.txt"
     own.write_text("by hand\n")

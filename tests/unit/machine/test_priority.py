@@ -1,4 +1,4 @@
-"""Threads that move bytes step back; nobody else does. And little is under way where the ends are near."""
+"""Threads that move bulk data have a lower priority, and connections between near ends have small buffers."""
 
 from __future__ import annotations
 

@@ -156,7 +156,7 @@ def test_a_link_is_looked_at_each_time(folder: Path) -> None:
 
 
 def test_what_the_kernel_does_not_tell_is_noticed_when_all_is_looked_at(folder: Path, tmp_path: Path) -> None:
-    """Another name of the same file, in a folder that nobody watches."""
+    """Another name of the same file, in a folder that is not watched."""
     other = tmp_path / "other name"
     other.hardlink_to(folder / "MEMORY.md")
 
@@ -256,7 +256,7 @@ def test_the_same_file_in_two_places_is_shown_once(folder: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize("damage", ["noise", "truncated", "empty", "old", "page", "gone"])
-def test_a_damaged_index_is_built_anew(folder: Path, damage: str) -> None:
+def test_a_damaged_index_is_rebuilt(folder: Path, damage: str) -> None:
     assert search(folder, "wifi").hits
     path = folder.parent.parent / "memory.db"
     data = path.read_bytes()
@@ -277,7 +277,7 @@ def test_a_damaged_index_is_built_anew(folder: Path, damage: str) -> None:
     assert places(search(folder, "wifi")) == [("MEMORY.md", 1, 3)]
 
 
-def test_an_index_damaged_while_in_use_is_built_anew(folder: Path) -> None:
+def test_an_index_damaged_while_in_use_is_rebuilt(folder: Path) -> None:
     async def work(memory: Memory) -> None:
         assert (await memory.search("wifi", agent="main")).hits
         await memory.reindex("main")
@@ -403,7 +403,7 @@ def test_another_model_gets_vectors_of_its_own(folder: Path) -> None:
             assert len(server.texts) == 4
 
 
-def test_vectors_of_another_length_are_made_anew(folder: Path) -> None:
+def test_vectors_of_another_length_are_computed_again(folder: Path) -> None:
     with EmbeddingServer() as server:
 
         async def work(memory: Memory) -> None:
@@ -462,7 +462,7 @@ def test_many_passages_are_compared_by_their_signs_first(folder: Path) -> None:
         (200, {"data": [{"embedding": "text"}] * 3}, "an invalid response"),
     ],
 )
-def test_a_failing_back_end_is_told_and_keywords_answer(folder: Path, status: int, reply: Any, words: str) -> None:
+def test_a_failing_back_end_is_reported_and_keywords_answer(folder: Path, status: int, reply: Any, words: str) -> None:
     with EmbeddingServer() as server:
         server.answer = lambda _: (status, reply)
         embedder = HttpEmbedder(server.url, "test-model")
@@ -496,7 +496,7 @@ def test_a_back_end_that_failed_is_left_alone_for_a_while(folder: Path) -> None:
         remember(folder, recovered, HttpEmbedder(server.url, "test-model"), waits=EmbeddingTimeouts(rest=0))
 
 
-def test_a_back_end_that_is_away_is_told(folder: Path) -> None:
+def test_an_unavailable_back_end_is_reported(folder: Path) -> None:
     with EmbeddingServer() as server:
         url = server.url
     found = remember(folder, lambda memory: memory.search("wifi", agent="main"), HttpEmbedder(url, "test-model"))
@@ -504,7 +504,7 @@ def test_a_back_end_that_is_away_is_told(folder: Path) -> None:
     assert found.note and "cannot be reached" in found.note
 
 
-def test_a_silent_back_end_holds_nobody_up_for_long(folder: Path) -> None:
+def test_a_silent_back_end_does_not_block_others_for_long(folder: Path) -> None:
     with EmbeddingServer() as server:
         server.hold.clear()
 

@@ -20,7 +20,7 @@ def test_a_silence_has_four_pings_however_early_the_timers_fire(early: float) ->
     assert (look, pings) == (LivenessAction.GIVE_UP, [20, 25, 30, 35])
 
 
-def test_after_a_word_the_silence_begins_anew() -> None:
+def test_a_message_restarts_the_time_of_silence() -> None:
     liveness = Liveness()
     assert [liveness.check(silent)[0] for silent in (20.0, 3.0, 20.0, 24.9, 25.0)] == [
         LivenessAction.PING, LivenessAction.WAIT, LivenessAction.PING, LivenessAction.WAIT, LivenessAction.PING,

@@ -493,7 +493,7 @@ def test_bytes_that_are_no_text_are_refused(frame: bytes) -> None:
         decode(frame)
 
 
-def test_a_broken_character_in_a_body_is_refused_though_nobody_reads_it() -> None:
+def test_a_broken_character_in_an_unread_body_is_refused() -> None:
     with pytest.raises(ProtocolError):
         decode(b'{"type":"tool_response","request_id":"r","ok":true,"result":"\xc3("}')
 

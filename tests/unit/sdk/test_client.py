@@ -46,7 +46,7 @@ from tests.unit.sdk.wire import (
     ws_frame,
 )
 
-# Longer than any test: whoever reconnects within it did not wait.
+# Longer than any test: a client that reconnects within it did not wait.
 SLOW = ReconnectBackoff(initial_delay=20, max_delay=20)
 
 
@@ -210,7 +210,7 @@ def test_an_address_that_does_not_answer_leaves_time_for_the_next(monkeypatch: p
     @asynchronous
     async def run() -> None:
         with socket.create_server(("127.0.0.1", 0), backlog=0) as deaf, contextlib.ExitStack() as waiting:
-            for _ in range(3):  # whoever comes now is not answered at all
+            for _ in range(3):  # clients that connect now are not answered at all
                 client = waiting.enter_context(socket.socket())
                 client.setblocking(False)
                 client.connect_ex(deaf.getsockname())
@@ -658,7 +658,7 @@ async def test_the_program_ends_though_a_plain_function_does_not() -> None:
 
 @pytest.mark.parametrize("cap", [None, 1, 3])
 @asynchronous
-async def test_so_many_at_once_the_rest_waits_its_turn(cap: int | None) -> None:
+async def test_concurrency_is_limited_and_the_rest_waits(cap: int | None) -> None:
     gate = Gate()
     options = {} if cap is None else {"max_concurrent_tools": cap}
     expected = 16 if cap is None else cap
@@ -1046,7 +1046,7 @@ async def test_attempts_run_out() -> None:
 
 
 @asynchronous
-async def test_nobody_listens() -> None:
+async def test_an_unreachable_gateway() -> None:
     async with RawGateway() as gateway:
         url = gateway.url
     with pytest.raises(ReconnectExhausted) as caught:
@@ -1303,7 +1303,7 @@ async def test_a_duplicate_request_of_a_plain_gateway_never_runs_twice(when: str
 
 
 @asynchronous
-async def test_a_call_that_ended_with_its_link_is_told_of_and_not_run_again() -> None:
+async def test_a_call_that_ended_with_its_link_is_reported_and_not_run_again() -> None:
     gate = Gate()
     async with FakeGateway() as gateway, serving(gateway.url, ToolRegistry().register("test.gate", gate)):
         peer = await gateway.accept()

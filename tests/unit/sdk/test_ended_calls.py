@@ -14,7 +14,7 @@ def test_answers_make_room_before_ids_do() -> None:
     assert "a" in past
 
 
-def test_an_answer_that_is_too_long_takes_nobodys_place() -> None:
+def test_an_answer_that_is_too_long_evicts_no_other() -> None:
     past = EndedCalls()
     past.add("a", b"x")
     past.add("b", b"x" * (ANSWER_BYTES + 1))

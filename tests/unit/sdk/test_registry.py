@@ -285,7 +285,7 @@ def test_a_signature_without_a_context_is_refused_at_registration() -> None:
             ToolRegistry().tool("a.b")(function)
 
 
-def test_changes_are_told_until_unsubscribed() -> None:
+def test_changes_are_reported_until_unsubscribed() -> None:
     registry = ToolRegistry()
     heard: list[list[str]] = []
     unsubscribe = registry.on_change(lambda: heard.append(registry.tool_names()))

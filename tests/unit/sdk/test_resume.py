@@ -58,7 +58,7 @@ async def ack(peer: Peer, *request_ids: str) -> None:
 
 
 @asynchronous
-async def test_work_goes_on_through_a_lost_link() -> None:
+async def test_work_continues_through_a_lost_link() -> None:
     held = Held()
     async with FakeGateway() as gateway, serving(gateway.url, ToolRegistry().register("test.held", held)):
         peer = await gateway.accept(RESUMING)

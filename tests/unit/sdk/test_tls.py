@@ -53,7 +53,7 @@ async def test_a_gateway_of_a_trusted_authority(authority: trustme.CA, ca_file: 
 
 
 @asynchronous
-async def test_a_certificate_nobody_vouches_for_is_refused_before_the_token_is_sent(authority: trustme.CA) -> None:
+async def test_an_untrusted_certificate_is_refused_before_the_token_is_sent(authority: trustme.CA) -> None:
     async with FakeGateway(served_by(authority, "127.0.0.1")) as gateway:
         with pytest.raises(Refused, match="certificate"):
             await NodeClient(gateway.url, "secret").run(ToolRegistry().register("test.echo", echo))

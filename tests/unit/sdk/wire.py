@@ -33,7 +33,7 @@ AT_ONCE = ReconnectBackoff(initial_delay=0.01, max_delay=0.05)
 
 
 def asynchronous(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Run a test on a loop of its own; it also fails over what it left behind: a task, an exception nobody saw."""
+    """Run a test on a loop of its own; it also fails if it leaves a task or an unretrieved exception behind."""
 
     @functools.wraps(test)
     def run(*arguments: Any, **keywords: Any) -> None:

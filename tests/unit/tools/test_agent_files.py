@@ -55,14 +55,14 @@ def test_any_text_is_reproduced_page_by_page(workspace: Path, lines: list[str], 
     assert [line.partition("\t")[2] for line in paged] == found
 
 
-def test_names_that_are_no_text_can_still_be_told(workspace: Path) -> None:
+def test_names_that_are_not_text_can_be_shown(workspace: Path) -> None:
     with open(os.fsencode(workspace) + b"/bad-\xff.txt", "w") as file:
         file.write("needle\n")
     for name, arguments in (("ls", {"path": "."}), ("glob", {"pattern": "*"}), ("grep", {"pattern": "needle"})):
         assert "bad-�.txt" in run(workspace, name, **arguments)
 
 
-def test_what_cannot_be_looked_into_is_said_in_a_tree(workspace: Path) -> None:
+def test_an_unreadable_folder_is_reported_in_a_tree(workspace: Path) -> None:
     (workspace / "a" / "b").mkdir(parents=True)
     (workspace / "a" / "b" / "c.txt").write_text("x")
     assert run(workspace, "ls", path=".", depth=5).splitlines()[-1] == "        └── c.txt (file, 1)"

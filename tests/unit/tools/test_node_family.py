@@ -33,8 +33,12 @@ def test_each_of_the_seven_has_a_common_name_with_a_node() -> None:
 
 def test_ids_are_named_as_far_as_they_fit() -> None:
     (glob,) = families(SEVEN[:1], [f"machine-{number:02}" for number in range(50)])
-    told = glob.parameters["properties"]["node"]["description"]
-    assert told.startswith("Id of the machine: machine-00, machine-01") and told.endswith(" more.") and len(told) < 140
+    reported = glob.parameters["properties"]["node"]["description"]
+    assert (
+        reported.startswith("Id of the machine: machine-00, machine-01")
+        and reported.endswith(" more.")
+        and len(reported) < 140
+    )
     assert bounded_list(["a" * 200, "b"], 90) == "a" * 200 + " and 1 more"
 
 

@@ -260,7 +260,7 @@ def test_of_the_agent(call: tuple[str, dict[str, Any]], old: str) -> None:
 
 @LONG
 @given(call=calls(GUIDE), old=TEXTS)
-def test_of_the_direct_door(call: tuple[str, dict[str, Any]], old: str) -> None:
+def test_of_agent_process(call: tuple[str, dict[str, Any]], old: str) -> None:
     name, arguments = call
     world = World(old)
 

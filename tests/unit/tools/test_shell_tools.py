@@ -170,7 +170,7 @@ def test_a_timeout_is_a_failed_result_that_says_what_was_ended(node: Node) -> No
     node.run(scenario)
 
 
-def test_a_child_left_running_is_told_and_does_not_hold_up_the_answer(node: Node) -> None:
+def test_a_child_left_running_is_reported_and_does_not_delay_the_answer(node: Node) -> None:
     async def scenario(tools: NodeShellTools, jobs: Jobs) -> None:
         answer = await tools.Bash(command="sleep 1000 & echo started")
         assert answer["status"] == "completed"

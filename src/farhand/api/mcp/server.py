@@ -289,7 +289,7 @@ class McpRoutes:
         ended = begun.ended()
         if modern:
             approval = _approval(begun)
-            watch = ClientWatch(request, lambda: self._gate.stop(begun, "the caller hung up"))
+            watch = ClientWatch(request, lambda: self._gate.stop(begun, "the caller disconnected"))
             try:
                 either: set[asyncio.Future[Any]] = {ended, approval}
                 await asyncio.wait(either, timeout=TASK_SECONDS, return_when=asyncio.FIRST_COMPLETED)

@@ -90,7 +90,7 @@ class EndpointRoutes:
         except OAuthError as error:
             return _refusal(error)
 
-    @form_route("POST /oauth/revoke", None, "Give access up (RFC 7009).")
+    @form_route("POST /oauth/revoke", None, "Revoke access (RFC 7009).")
     async def revoke(self, request: Request) -> Reply:
         try:
             await self._oauth.revoke(await _form(request), _basic(request))

@@ -27,7 +27,7 @@ from farhand.store.tables.sessions import RunState
 
 NOT_CONFIGURED: Final = "not_configured"
 STARTED_OVER: Final = "\n\n[the connection to the model was lost; it starts over]\n\n"
-HUNG_UP: Final = "the client hung up"
+HUNG_UP: Final = "the client disconnected"
 # A route that starts a run.
 run_route = partial(
     route, media=(JSON, EVENTS), errors=(404, 409, 423, 502, 503, 504), idempotent=True, openai=True, content=True

@@ -195,7 +195,7 @@ def _page(path: str, status: int = 200) -> Reply:
     file = package.joinpath(_BUILT, name)
     if not file.is_file():
         if path != "/":
-            raise Problem(404, "not_found", f"{path} is not there: the console was not built")
+            raise Problem(404, "not_found", f"{path} does not exist: the console was not built")
         name, file = _UNBUILT, package.joinpath(_UNBUILT)
     return Reply(file.read_bytes(), status=status, content_type=_kind(name), headers=_headers())
 

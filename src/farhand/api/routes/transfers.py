@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 # A node's file opened in the browser must not act for the owner.
 HARMLESS = (b"content-security-policy", b"sandbox; default-src 'none'")
-HUNG_UP = "the caller hung up"
+HUNG_UP = "the caller disconnected"
 # How long a download may wait for its reader: it holds one of the node's transfer slots meanwhile.
 UNREAD_SECONDS = 60.0
 # A transfer fails because of a node, or because of the data at its ends.

@@ -130,7 +130,7 @@ class HttpConnection(asyncio.Protocol):
         self._idle_timer = None
         if self._idle_since is None:
             return  # it is set again after the next answer
-        # A part of a request, or the rest of a body that nobody reads, does not keep a connection open for good.
+        # A part of a request, or the rest of a body that is not read, does not keep a connection open for good.
         allowed = REQUEST_SECONDS if self._begun else KEEP_ALIVE_SECONDS
         left = self._idle_since + allowed - self._loop.time()
         if left > 0:

@@ -21,7 +21,7 @@ DESCRIPTION = (
 )
 IDEMPOTENCY_KEY = Query(
     "Idempotency-Key",
-    f"1 to {MAX_IDEMPOTENCY_KEY} characters; a request that comes again with it has the first one's outcome.",
+    f"1 to {MAX_IDEMPOTENCY_KEY} characters; a request that is repeated with it gets the outcome of the first one.",
 )
 _PARAMETER = re.compile(r"\{([^}]+?)(\.\.\.)?\}")
 _REFERENCE = "#/components/schemas/{name}"

@@ -248,7 +248,7 @@ class Router:
         return Problem(
             405,
             "method_not_allowed",
-            f"{path[:200]} takes {allowed}, not {method}",
+            f"{path[:200]} supports {allowed}, not {method}",
             headers=[(b"allow", allowed.encode())],
         )
 

@@ -34,7 +34,7 @@ CLOSE_UNAUTHORIZED: Final = 4401
 CLOSE_CODES: Final = {ErrorKind.NOT_ALLOWED: 4403, ErrorKind.NOT_FOUND: 4404, ErrorKind.INVALID_ARGS: 4400}
 MAX_MESSAGE: Final = 1024 * 1024
 MAX_TEXT: Final = 4096
-# Input that waits for the node; then the client is not read any more.
+# How much input may wait for the node; beyond that, the client's connection is not read.
 MAX_INPUT: Final = 1024 * 1024
 WRITE_AHEAD: Final = 1024 * 1024
 PING_SECONDS: Final = 30.0

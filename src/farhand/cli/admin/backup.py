@@ -29,7 +29,7 @@ def backup(file: Path | None, home: str | None) -> None:
     """Pack settings, keys, agents' files and the store into FILE, whether or not the gateway runs.
 
     The copy of the store is consistent, and every file is read back and checked. FILE contains secrets and is readable
-    only by you; keep it so. A workspace outside the home, or in S3, is not included.
+    only by you; keep it private. A workspace outside the home, or in S3, is not included.
 
     \b
     Examples:

@@ -39,7 +39,7 @@ def freeze(reason: str, status: bool, client: Client) -> int:
 
     \b
     Examples:
-      farhand freeze --reason 'it mails everybody'
+      farhand freeze --reason 'it emails everyone'
       farhand freeze --status
     """
     if status:

@@ -104,7 +104,7 @@ def new(name: str, folder: Path | None, client: Client) -> None:  # noqa: ARG001
     }
     taken = next((path for path in files if path.exists()), None)
     if taken is not None:
-        raise ClientError("exists", f"{taken} exists already; choose another name or --dir")
+        raise ClientError("exists", f"{taken} already exists; choose another name or --dir")
     folder.mkdir(parents=True, exist_ok=True)
     for path, text in files.items():
         path.write_text(text)

@@ -235,15 +235,15 @@ def _head(mark: str, colour: str, card: Card, right: str) -> RenderableType:
 
 def _ended_card(card: Card, outcome: dict[str, Any], seconds: float) -> RenderableType:
     failed = bool(outcome.get("is_error"))
-    result, told = outcome.get("result"), json_value(outcome["content"])
+    result, shown = outcome.get("result"), json_value(outcome["content"])
     took = f"{seconds:.1f} s" if seconds else ""
     if isinstance(result, dict):
-        told = next((result[name] for name in ("output", "content") if isinstance(result.get(name), str)), told)
+        shown = next((result[name] for name in ("output", "content") if isinstance(result.get(name), str)), shown)
         if result.get("status") == "failed":
             failed = True
             took = f"exit code {result.get('exitCode')} · {took}"
     head = _head("✗" if failed else "✓", "red" if failed else "green", card, took)
-    return Group(head, _lines(told, CARD_LINES)) if told.strip() else head
+    return Group(head, _lines(shown, CARD_LINES)) if shown.strip() else head
 
 
 def _lines(text: str, most: int) -> RenderableType:

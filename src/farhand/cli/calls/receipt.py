@@ -77,8 +77,8 @@ def key(client: Client) -> None:
 
 @receipt.command("verify")
 @click.argument("file", type=click.Path(dir_okay=False))
-@click.option("--gateway-key", metavar="KEY", help="The key or fingerprint that you expect of the gateway.")
-@click.option("--node-key", metavar="KEY", help="The key or fingerprint that you expect of the node.")
+@click.option("--gateway-key", metavar="KEY", help="Expected key or fingerprint of the gateway.")
+@click.option("--node-key", metavar="KEY", help="Expected key or fingerprint of the node.")
 def verify(file: str, gateway_key: str | None, node_key: str | None, **_: Any) -> None:
     """Verify a receipt without a gateway; `-` reads standard input. The status is 1 if a part does not match.
 

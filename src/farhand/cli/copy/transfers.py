@@ -40,7 +40,7 @@ def _retry(ask: Callable[[], Answer], patience: float = PATIENCE_SECONDS, passin
             if isinstance(error, NoGateway | ConnectionLost):
                 if until is None:
                     until = now + patience
-                    remark("the gateway does not answer; the transfer continues there when it is back")
+                    remark("the gateway does not answer; the transfer continues when it is back")
             elif until is None or error.code not in passing:
                 raise
             if now >= until:

@@ -132,12 +132,12 @@ class _Uploader:
         for file in files:
             if kinds.get(file.inner) == "folder":
                 raise ClientError(
-                    "failed", f"{base}/{file.inner} is a folder there and a file here; nothing was copied"
+                    "failed", f"{base}/{file.inner} is a folder, and the source is a file; nothing was copied"
                 )
             for parent in PurePosixPath(file.inner).parents:
                 if kinds.get(str(parent)) == "file":
                     raise ClientError(
-                        "failed", f"{base}/{parent} is a file there and a folder here; nothing was copied"
+                        "failed", f"{base}/{parent} is a file, and the source is a folder; nothing was copied"
                     )
 
     def _check_keys(self, files: list[LocalEntry], base: str) -> None:

@@ -156,7 +156,7 @@ def _show(
     print(plain(f"{'would write' if dry_run else 'written'}: {path}"))
     print(_text(chosen, document).rstrip())
     if not dry_run:
-        remark(f"\nRestart {chosen.title}. `farhand token revoke {token_id}` takes its access away.")
+        remark(f"\nRestart {chosen.title}. `farhand token revoke {token_id}` revokes its access.")
 
 
 def _read(path: Path) -> str | None:

@@ -236,7 +236,7 @@ def remove(client: Client, name: str) -> None:
 @mcp.command()
 @click.argument("name")
 def restart(client: Client, name: str) -> None:
-    """Connect an MCP server anew.
+    """Reconnect an MCP server.
 
     \b
     Example:

@@ -83,14 +83,14 @@ def _host(url: str) -> str:
 def _show(made: dict[str, Any], join: str, install: str, url: str, *, qr: bool) -> None:
     print("Paste this on the other machine; it installs Farhand from this gateway and connects:\n")
     print(f"  {install}\n")
-    print("Where Farhand is installed already:\n")
+    print("If Farhand is already installed on it:\n")
     print(f"  farhand join {join}\n")
     if qr and on_terminal():
         _show_qr(install)
     remark(f"The code works once, until {local_time(made['expires_at'])}; after that, curl reports the error 401.")
     others = [one for one in made["addresses"] if one != url]
     if others:
-        remark(f"If {url} cannot be reached from there, use one of {', '.join(map(plain, others))}.")
+        remark(f"If {url} cannot be reached from that machine, use one of {', '.join(map(plain, others))}.")
     if is_loopback(_host(url)):
         remark(
             f"\n{url} is this machine's own address, so no other machine can use the code. Start the gateway with\n"

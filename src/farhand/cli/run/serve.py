@@ -92,7 +92,7 @@ def _run_gateway(options: dict[str, Any], workspace: str | None, *, with_node: b
             click.echo(
                 f"farhand ready on {gateway.url}\n"
                 f"  console   {_sign_in_link(gateway) or 'run `farhand console` for a sign-in link'}\n"
-                "  add a machine: `farhand node pair` prints a line to paste there"
+                "  add a machine: `farhand node pair` prints a command to run on it"
             )
         if with_node:
             local = LocalNode(gateway, home, gateway.workspace, section.tls_cert or None)
@@ -107,7 +107,7 @@ def _run_gateway(options: dict[str, Any], workspace: str | None, *, with_node: b
                 if not anew or running.url:
                     raise
                 # Other gateways took over the work of this one, and no service manager may be there to start it again.
-                logging.getLogger("farhand").warning("cannot start anew yet: %s", error)
+                logging.getLogger("farhand").warning("cannot restart yet: %s", error)
                 time.sleep(ANEW_SECONDS)
                 running = Gateway(home, settings, workspace=folder, open=options["open_"], on_secrets=log.know)
     finally:

@@ -170,7 +170,7 @@ def _ask_model(client: Client) -> None:
         names = [*PROVIDERS, OTHER]
         name = names[int(chosen) - 1] if chosen.isdecimal() and 0 < int(chosen) <= len(names) else chosen
         if name not in names:
-            print(f"   {chosen!r} is none of them.")
+            print(f"   {chosen!r} is not one of these.")
             continue
         if _ask_details(client, name):
             return

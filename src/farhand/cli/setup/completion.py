@@ -21,7 +21,7 @@ SHELLS: Final = {
 @click.argument("shell", type=click.Choice(list(SHELLS)))
 @json_option(expose_value=False)
 def completion(shell: str) -> None:
-    """Print the completion script of a shell. Names of nodes and tools are asked of the running gateway.
+    """Print the completion script of a shell. Names of nodes and tools come from the running gateway.
 
     \b
     Examples:

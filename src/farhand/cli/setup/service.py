@@ -1,4 +1,4 @@
-"""`service`: let systemd or launchd run the gateway or the node, from the start of the machine on."""
+"""`service`: run the gateway or the node under systemd or launchd, so that it starts with the machine."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ class Budgets:
         self._parents: dict[str, str | None] = {}
 
     def load(self, limits: Iterable[Limit]) -> None:
-        """Take the stored limits."""
+        """Load the stored limits."""
         self._stored = {}
         for limit in limits:
             self._stored.setdefault(limit.subject, {})[limit.unit] = limit

@@ -84,7 +84,7 @@ class Credential(msgspec.Struct, frozen=True):
         return not self.tools or any(fnmatchcase(name, pattern) for name in names for pattern in self.tools)
 
     def may_know(self, node_id: str) -> bool:
-        """Return whether its limits leave anything to use on a node; else it is not told of the node either."""
+        """Return whether it may use anything on a node; if not, errors and lists do not mention the node either."""
         if self.pinned:
             return True
         if self.nodes and node_id not in self.nodes:

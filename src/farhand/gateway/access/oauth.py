@@ -83,7 +83,7 @@ class CheckedAuthorization(msgspec.Struct, frozen=True):
 
 
 class RefusedRequest(OAuthError):
-    """A request whose client is told of the error, at `redirect`."""
+    """An invalid request whose error is sent to the client, at `redirect`."""
 
     def __init__(self, code: str, message: str, redirect: str) -> None:
         super().__init__(code, message)
@@ -194,7 +194,7 @@ class OAuth:
     async def check(self, request: AuthorizationRequest, resource: str) -> CheckedAuthorization:
         """Return a request of a known client; `resource` is the URL of `/mcp`.
 
-        Raises OAuthError for a request whose sender cannot be told, and RefusedRequest for any other error.
+        Raises OAuthError if the client or its redirect address is not valid, RefusedRequest for any other error.
         """
         client = await self._client(request.client_id)
         registered = msgspec.json.decode(client.redirect_uris, type=list[str])
@@ -259,7 +259,7 @@ class OAuth:
         return _redirect(asked.redirect_uri, {"code": code, "iss": _issuer(asked.resource)}, asked.state)
 
     async def deny(self, asked: CheckedAuthorization, credential: Credential) -> str:
-        """Return the address that tells the client of the refusal."""
+        """Return the address that reports the refusal to the client."""
         facts = {"name": asked.client.name, "credential": credential.id}
         await self._journal.record(lambda _: None, "oauth.denied", asked.client.id, facts)
         fields = {"error": "access_denied", "iss": _issuer(asked.resource)}
@@ -344,7 +344,7 @@ class OAuth:
         if form.get("redirect_uri", decision.redirect_uri) != decision.redirect_uri:
             raise OAuthError("invalid_grant", "redirect_uri is not the one the code was sent to")
         if not _verifies(form.get("code_verifier", ""), decision.challenge):
-            raise OAuthError("invalid_grant", "code_verifier does not fit the code_challenge")
+            raise OAuthError("invalid_grant", "code_verifier does not match the code_challenge")
         _check_resource(form, decision.resource)
         token = await self._grant(client, decision)
         grant = OAuthGrant(token.id, client.id, decision.resource, decision.scope, self._clock())
@@ -386,7 +386,7 @@ class OAuth:
         _check_resource(form, grant.resource)
         level = LEVELS.index(grant.scope)
         if not set(form.get("scope", "").split()) <= set(LEVELS[: level + 1]):
-            raise OAuthError("invalid_scope", f"the grant has the scope {grant.scope} and no more")
+            raise OAuthError("invalid_scope", f"the grant has only the scope {grant.scope}")
         await self._use(found, "the refresh token")
         if self._clock() >= found.expires_at:
             raise OAuthError("invalid_grant", "the refresh token has expired")

@@ -69,7 +69,7 @@ class Principal(msgspec.Struct, frozen=True, omit_defaults=True):
         return all(credential.may(scope) for credential in self.credentials)
 
     def may_know(self, node_id: str) -> bool:
-        """Return whether it may be told of a node."""
+        """Return whether it may know that a node exists."""
         return all(credential.may_know(node_id) for credential in self.credentials)
 
     def reaches(self, node_id: str | None, tool: str, *, of_server: bool = False) -> bool:

@@ -55,7 +55,7 @@ class Secrets:
         self.version = 0
 
     def load(self, records: Sequence[SecretRecord]) -> None:
-        """Take the stored secrets. Raises FarhandError if they were encrypted with another key."""
+        """Load the stored secrets. Raises FarhandError if they were encrypted with another key."""
         self._records = {record.name: record for record in records}
         for record in records:
             self._known.add(self._decrypted(record))

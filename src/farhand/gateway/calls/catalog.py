@@ -170,9 +170,9 @@ class Catalog:
         if own is not None:
             return self._of_own(name, own), True
         if len(name) > MAX_TOOL_NAME_CHARS:  # do not search for it, which is slow, nor repeat it
-            raise NotFound(f"no tool has a name of {len(name)} characters; `farhand tools` lists what there is")
+            raise NotFound(f"no tool has a name of {len(name)} characters; `farhand tools` lists all tools")
         if name.startswith(NATIVE_PREFIX):
-            raise NotFound(f"the gateway has no tool {name!r}; `farhand tools` lists what there is")
+            raise NotFound(f"the gateway has no tool {name!r}; `farhand tools` lists all tools")
         served = self._servers.find(name)
         if served is not None:
             return self._of_own(name, served), True
@@ -251,7 +251,7 @@ class Catalog:
         """Return why no node serves a dotted name: they are offline, or there is none."""
         away = self._node_registry.away_serving(name)
         if not away:
-            return NotFound(f"no connected node serves the tool {name!r}; `farhand tools` lists what there is")
+            return NotFound(f"no connected node serves the tool {name!r}; `farhand tools` lists all tools")
         states = ", ".join(f"{node.card.node_id!r} (last seen {node.seen})" for node in away[:MAX_NAMED])
         more = f" and {len(away) - MAX_NAMED} more" if len(away) > MAX_NAMED else ""
         plural = "nodes that serve it are" if len(away) > 1 else "node that serves it is"
@@ -414,7 +414,7 @@ def _accepted(spec: ToolSpec) -> dict[str, Any]:
 def _unlisted(tool: str) -> str:
     """Return the name of a tool that its node does not list. Raises NotFound for one that is not a valid name."""
     if not acceptable_name(tool):
-        raise NotFound(f"{tool[:100]!r} cannot be the name of a tool; `farhand tools` lists what there is")
+        raise NotFound(f"{tool[:100]!r} cannot be the name of a tool; `farhand tools` lists all tools")
     return tool
 
 

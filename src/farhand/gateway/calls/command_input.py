@@ -1,4 +1,4 @@
-"""Input to a running command: whoever may not run commands may not type them into a shell that runs, either."""
+"""Input to a running command: a caller that may not run commands may not type them into a running shell either."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ class OtherGateways(Protocol):
     """The gateways that share the store with this one."""
 
     async def moved(self, seconds: float) -> None:
-        """Look where the nodes are now, after a short pause at most."""
+        """Find out again where the nodes are connected, then wait for `seconds`."""
         ...
 
     async def cancel(self, call_id: str, reason: str) -> None:
@@ -129,7 +129,7 @@ class Gate:
         """`credentials` says which tokens are valid; without it, every caller is.
 
         `policy` returns the policy in force, `frozen` the order under which no call begins. `changed_files` finds out
-        which files a call changes without naming them. `standing` are the approvals that hold for always. `refusals`
+        which files a call changes without naming them. `standing` are the permanent approvals. `refusals`
         limits what is stored of refused calls, `keyed_calls` what tokens store of calls with idempotency keys.
         `secrets` are hidden where an answer of a node was cut in the middle of one. `fleet`: the other gateways that
         share the store, if any. `budgets` limits what calls may use.
@@ -195,11 +195,11 @@ class Gate:
     ) -> OpenCall:
         """Record a call and send it; `wait` returns its end.
 
-        `own`: the tool, for a caller that has one which no name finds. `origins`: where the call comes from, for the
-        policy. `before`: while its node is offline, the call may wait for it in the background until this moment.
+        `own`: the tool itself, for a caller whose tool has no public name. `origins`: where the call comes from, for
+        the policy. `before`: while its node is offline, the call may wait for it in the background until this moment.
 
         Raises IdempotencyConflict when the key stands for another request, and StoreError when the call could not be
-        recorded; it did not run then. Whatever fails later is an end of the call.
+        recorded; it did not run then. Any later failure is recorded as the end of the call.
         """
         if not tracing.is_on() and self._fleet is None:
             return await self._begin(call, principal, own, background, idempotency_key, origins, before)
@@ -272,7 +272,7 @@ class Gate:
             first = call.id if once else await self._record(opened, call)
         except asyncio.CancelledError:
             # The write continues, so the end has to follow.
-            self._lifecycle.apply(opened, CallEvent.HUNG_UP, "the caller hung up before the call was sent")
+            self._lifecycle.apply(opened, CallEvent.HUNG_UP, "the caller disconnected before the call was sent")
             raise
         except BaseException:
             self._lifecycle.apply(opened, CallEvent.NOT_RECORDED)
@@ -396,7 +396,7 @@ class Gate:
     def check_attach(self, record: CallRecord, principal: Principal) -> None:
         """Check that a principal may send input to the command of a call: it needs the rights to make that call.
 
-        Whoever made the call needs no second approval. Raises NotAllowed, NotFound.
+        The credential that made the call needs no second approval. Raises NotAllowed, NotFound.
         """
         if (order := self._frozen()) is not None:
             raise order.refusal()
@@ -417,7 +417,7 @@ class Gate:
         """Stop waiting for a call; it is cancelled when no other caller wants it."""
         opened.waiters -= 1
         if not opened.wanted:
-            self._lifecycle.cancel(opened, "the caller hung up")
+            self._lifecycle.cancel(opened, "the caller disconnected")
 
     def stop(self, opened: OpenCall, reason: str) -> None:
         """Cancel a call that may be wanted later, unless it has ended."""
@@ -483,9 +483,9 @@ class Gate:
         return bool(self._lifecycle.of_node(node_id))
 
     def recovered_at(self, node_id: str) -> float | None:
-        """Return when calls of a node were last taken up that another process had sent, by the monotonic clock.
+        """Return when calls of a node that another process had sent were last recovered, by the monotonic clock.
 
-        None if no call of the node is open here. What the node said before does not tell whether it has them.
+        None if no call of the node is open here. A hello from before that time does not say whether the node has them.
         """
         if node_id in self._recovered and not self.has_open_calls(node_id):
             del self._recovered[node_id]
@@ -531,7 +531,7 @@ class Gate:
         limits: tuple[Limit, ...] = (),
         left: Left = Left(),  # noqa: B008
     ) -> OpenCall:
-        """Resolve the tool, check the call and take it in; a call that is refused has ended.
+        """Resolve the tool, check the call and register it as open; a call that is refused has ended.
 
         `tried`: the call whose trial this one keeps. `limits` and `left`: the budgets that apply, and what is left.
         """
@@ -612,8 +612,8 @@ class Gate:
         return opened
 
     def _find(self, tool: str, own: Tool | None, principal: Principal, *, known: bool) -> Target:
-        """Return the tool that a name calls; `known`: also on a node that is offline. Raises ToolError, without a word
-        about nodes that are beyond the limits of the principal."""
+        """Return the tool that a name calls; `known`: also on a node that is offline. Raises ToolError, which
+        does not mention nodes beyond the limits of the principal."""
         try:
             return self._catalog.find_known(tool) if known else self._catalog.find(tool, own)
         except ToolError:
@@ -766,7 +766,7 @@ class Gate:
             await asyncio.wait(waiting, timeout=seconds)
 
     def close(self) -> None:
-        """Release the callers. What is open stays so in the record, and is taken up at the next start."""
+        """Release the callers. Open calls stay open in the record and are resumed at the next start."""
         self._lifecycle.close()
         self.node_calls.close()
         self.waiting_calls.close()

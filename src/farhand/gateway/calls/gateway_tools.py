@@ -43,7 +43,7 @@ def context_of(record: CallRecord, principal: Principal | None, origins: tuple[s
 
 
 def report_progress(opened: OpenCall, progress: float, total: float | None, message: str) -> None:
-    """Keep how far a call of a gateway tool is. A tool that passes on a stranger's numbers may report anything."""
+    """Store the progress of a call of a gateway tool. The numbers are not trusted: an MCP server may have sent them."""
     whole = total if total is not None and math.isfinite(total) and total > 0 else max(progress, 1.0)
     if math.isfinite(progress) and 0 <= progress <= whole:
         opened.set_progress(

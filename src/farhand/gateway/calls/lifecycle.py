@@ -35,10 +35,10 @@ log = logging.getLogger(__name__)
 
 MAX_RUNNING_PER_NODE = 256
 MAX_OPEN_CALLS = 10_000
-# How long a node or tool that was told to stop may take to confirm it.
+# How long a node or tool that was asked to stop may take to confirm it.
 CONFIRM_SECONDS = 3.0
 
-# For a call that can be told to stop, one whose node is offline, and one whose node does not support cancelling.
+# For a call that can be asked to stop, one whose node is offline, and one whose node does not support cancelling.
 _CANCELS = (CallEvent.CANCEL, CallEvent.CANCEL_OFFLINE, CallEvent.CANCEL_UNSUPPORTED)
 _DEADLINES = (CallEvent.DEADLINE, CallEvent.DEADLINE_OFFLINE, CallEvent.DEADLINE_UNSUPPORTED)
 
@@ -57,9 +57,9 @@ class Lifecycle:
         secrets: KnownSecrets,
         handles: Secrets,
     ) -> None:
-        """`hold` makes a call wait. `frozen` returns the order under which no call is
-        sent. `keyed_calls` counts what calls with idempotency keys store. `secrets` are hidden in shortened arguments;
-        `handles` resolves those in arguments.
+        """`hold` makes a call wait. `frozen` returns the order under which no call is sent. `keyed_calls` counts what
+        calls with idempotency keys store. `secrets` are hidden in shortened arguments; `handles` resolves those in
+        arguments.
         """
         self._node_registry = node_registry
         self._frozen = frozen
@@ -95,7 +95,7 @@ class Lifecycle:
     ) -> None:
         """Take a call to its next state and carry out the effects.
 
-        `detail` is the result with which the call ends, or the reason; a call that was told to stop has one already.
+        `detail` is the result with which the call ends, or the reason; a call that was asked to stop has one already.
         `connection` is that of the node that answered. Raises ImpossibleEvent.
         """
         opened.state, effects = transition(opened.state, event)
@@ -148,7 +148,7 @@ class Lifecycle:
     # -- admission --------------------------------------------------------------------------------------
 
     def admit(self, opened: OpenCall, seconds: float) -> None:
-        """Take in a call that may run for `seconds`."""
+        """Register an open call, which may run for `seconds`."""
         self.calls[opened.record.id] = opened
         if opened.node is not None:
             opened.node.running += 1
@@ -169,7 +169,7 @@ class Lifecycle:
         return [opened for opened in self.calls.values() if opened.record.node_id == node_id]
 
     def close(self) -> None:
-        """Release the callers. What is open stays so in the record and is taken up at the next start."""
+        """Release the callers. Open calls stay open in the record and are resumed at the next start."""
         self.closing = True
         self.recorder.close()
         self._deadlines.close()

@@ -163,7 +163,7 @@ class NodeCalls:
     # -- progress ---------------------------------------------------------------------------------------
 
     def progressed(self, connection: Connection, said: ToolProgress) -> None:
-        """Keep how far a call is, or a line that its tool logged. Only the node that runs the call can say so."""
+        """Store the progress of a call, or a line that its tool logged, if the node that runs the call reports it."""
         opened = self._lifecycle.calls.get(said.request_id)
         if opened is None or opened.over or opened.record.node_id != connection.node_id or not connection.current:
             return
@@ -239,7 +239,7 @@ class NodeCalls:
     async def _send_again(self, connection: Connection, unsent: Mapping[OpenCall, CallEvent]) -> None:
         """Send calls over a new connection, if they are still this gateway's to send and it is the node's present one.
 
-        Another gateway may have taken them over, and told their end.
+        Another gateway may have taken them over, and reported their end.
         """
         call_ids = [opened.record.id for opened in unsent]
         operation = partial(open_on_link, call_ids=call_ids, node=connection.node_id, socket=connection.socket or "")

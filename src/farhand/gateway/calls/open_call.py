@@ -53,7 +53,7 @@ class Waiting(msgspec.Struct, kw_only=True):
 
 
 class CallProgress(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How far a call is, as its tool said last."""
+    """The progress of a call, as its tool last reported it."""
 
     progress: float
     # What `progress` is a part of.

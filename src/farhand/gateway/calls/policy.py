@@ -61,7 +61,7 @@ HARMLESS: Final = frozenset({"timeout", "timeoutMs", "timeout_ms", "timeout_seco
 ROUTES: Final = ("node", "native", "local", "mcp")
 # Values of one call that a rule is compared with.
 MAX_TEXTS: Final = 10_000
-# Characters of a text that a glob with `?` or `[` is compared with; a longer one fits every rule that stops.
+# Characters of a text that a glob with `?` or `[` is compared with; a longer one matches every rule that stops.
 MAX_GLOB_CHARACTERS: Final = 64 * 1024
 # Characters of the paths of one call that are resolved.
 MAX_PATH_CHARACTERS: Final = 64 * 1024
@@ -324,7 +324,7 @@ class _Rule:
         if not text:
             return [(text,)]
         if subject.route == "native":
-            # Whoever merely names an agent gets nothing by an `allow` that does not name it.
+            # A caller that only names an agent is not covered by an `allow` that does not name the agent.
             owner = subject.owner if self._stops or _names_another(subject) else None
             found = [one for end in texts for one in native_path(end, subject.reached, stops=self._stops, owner=owner)]
         else:

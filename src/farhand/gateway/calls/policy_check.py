@@ -49,7 +49,7 @@ class PolicyCheck:
         standing: StandingApprovals | None = None,
     ) -> None:
         """Without `credentials`, every caller is valid. `policy` returns the policy in force. `changed_files` finds out
-        which files a call changes without naming them. `standing` are the approvals that hold for always."""
+        which files a call changes without naming them. `standing` are the permanent approvals."""
         self._database = database
         self._node_registry = node_registry
         self._credentials = credentials
@@ -146,7 +146,7 @@ class PolicyCheck:
 
     def refuse_keeping(self, tried: ToolCall, target: Target, principal: Principal, origins: Sequence[str]) -> None:
         """Raise Forbidden unless the policy lets a principal run a call at once and without a trial: others decide what
-        is kept. Whoever approved the trial did not approve its changes."""
+        is kept. Approving the trial does not approve its changes."""
         if principal.id == OWNER.id:
             return
         arguments = {name: value for name, value in (read_arguments(tried.args) or {}).items() if name != "trial"}
@@ -309,7 +309,7 @@ def always_allowed(
         agent_id=agent_id,
         session_key=subject.session_key,
     )
-    return None if found is None else Verdict("allow", f"{RULE}{found.id}", f"approved for always by {found.made_by}")
+    return None if found is None else Verdict("allow", f"{RULE}{found.id}", f"permanently approved by {found.made_by}")
 
 
 def _check_room(call: ToolCall, principal: Principal, waiting: Iterable[OpenCall]) -> None:

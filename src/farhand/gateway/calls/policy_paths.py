@@ -25,7 +25,7 @@ from farhand.protocol.names import NATIVE
 from farhand.protocol.version import MAX_NODE_ID_LENGTH
 from farhand.store.objects.base import AGENTS
 
-# One reading of a path in its usual spellings. An empty one fits no pattern, so no `allow` that needs all to fit.
+# One reading of a path in its usual spellings. An empty one matches no pattern, so no `allow` that needs all to match.
 Reading = tuple[str, ...]
 FITS_NOTHING: Final[Reading] = ()
 # In the id of a node, which may be followed by a path.
@@ -174,7 +174,7 @@ def _spellings(whole: str, workspace: str | None) -> Reading:
 
 
 def _kernel_reading(text: str, workspace: str | None) -> str | None:
-    """Return where a path through a link of a process leads, as far as that can be told; None for any other path.
+    """Return where a path through a link of a process leads, as far as that is known; None for any other path.
 
     `/proc/PID/root` is the root; `/proc/PID/cwd` is taken for the workspace; other links remain as they are.
     """

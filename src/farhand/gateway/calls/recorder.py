@@ -68,7 +68,7 @@ class _Ending(msgspec.Struct, frozen=True, gc=False):
     end: CallEnd
     # The node that keeps the result until it is acknowledged.
     connection: Connection | None
-    # It has to be on disk before anyone hears of it.
+    # It has to be on disk before it is reported.
     durable: bool
 
 
@@ -113,7 +113,7 @@ class Recorder:
         stored_as: Literal["nothing", "running", "waiting"]
         stored_as = "waiting" if opened.held else "nothing" if opened.read_only else "running"
         # The node sends the result again until it is acknowledged, which happens after a durable commit; a call that
-        # changes nothing can be repeated. Any other end has to be on disk before anyone hears of it.
+        # changes nothing can be repeated. Any other end has to be on disk before it is reported.
         kept_by_node = connection is not None and connection.resume is not None
         end = CallEnd(record, stored_as, release_key, opened.charge is not None, opened.receipt)
         self._ends.append(_Ending(opened, end, connection, not opened.read_only and not kept_by_node))
@@ -183,7 +183,7 @@ class Recorder:
         self._writing -= 1
         error = written.exception()
         if error is not None and not isinstance(error, EngineError) and len(begins) + len(ends) > 1:
-            # One of them is to blame.
+            # One of them caused the error: write each by itself.
             for begin in begins:
                 self._write([begin], [])
             for ending in ends:

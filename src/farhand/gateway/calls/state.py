@@ -23,9 +23,9 @@ class OpenState(StrEnum):
     UNSENT = auto()
     # Its frame has left, or a tool of the gateway runs it.
     RUNNING = auto()
-    # It was told to stop because it was cancelled, and has not confirmed.
+    # It was asked to stop because it was cancelled, and has not confirmed.
     CANCELLING = auto()
-    # It was told to stop because its time is up, and has not confirmed.
+    # It was asked to stop because its time is up, and has not confirmed.
     TIMING_OUT = auto()
     # Its end is being committed.
     ENDING = auto()
@@ -150,9 +150,9 @@ def transition(state: OpenState, event: CallEvent) -> Transition:
 
 _S, _E = OpenState, CallEvent
 _NOT_RUN: Final = "it did not run"
-_OFFLINE: Final = "its node is offline and will be told when it returns"
+_OFFLINE: Final = "its node is offline and will be asked to stop it when it returns"
 _UNSUPPORTED: Final = "its node does not support cancelling and may still finish it"
-_UNCONFIRMED: Final = "it was told to stop and has not confirmed"
+_UNCONFIRMED: Final = "it was asked to stop and has not confirmed"
 
 _NODE_BACK: Final = (
     _E.NODE_KNOWS,

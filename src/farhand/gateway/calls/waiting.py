@@ -192,7 +192,7 @@ class WaitingCalls:
             self._lifecycle.apply(opened, CallEvent.DEADLINE, reason)
 
     def _release_caller(self, opened: OpenCall) -> None:
-        """Answer the caller, whose own time is over; the call waits on."""
+        """Answer a caller that waits no longer; the call keeps waiting."""
         waiting, record = opened.waiting, opened.record
         if opened.state is not OpenState.WAITING or waiting is None:
             return

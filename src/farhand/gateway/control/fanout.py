@@ -172,7 +172,7 @@ class FanOuts:
 def check(request: FanOutRequest) -> None:
     """Raise InvalidArgs for an invalid request."""
     if len(request.tool) > MAX_TOOL_NAME_CHARS:
-        raise InvalidArgs(f"no tool has a name of {len(request.tool)} characters; `farhand tools` lists what there is")
+        raise InvalidArgs(f"no tool has a name of {len(request.tool)} characters; `farhand tools` lists all tools")
     if not request.tool or SEPARATOR in request.tool:
         raise InvalidArgs(
             f"tool must be named without its node, such as 'Bash', not {request.tool!r}; nodes says where it runs"

@@ -165,7 +165,7 @@ class Freeze:
             try:
                 await in_own_thread(self._freeze_state.thaw, self._node_registry.clock())
             except OSError as error:
-                raise Failed(f"the thaw could not be written down, so the freeze stands: {error}") from None
+                raise Failed(f"the thaw could not be stored, so the freeze stays in force: {error}") from None
             await _confirmed(self._each_node(self._thaw_node))
             if order is not None:
                 log.warning("no longer %s; lifted by %s", order.summary, by)

@@ -31,7 +31,7 @@ from farhand.store.tables.calls import CallRecord, CallState
 LOGIN_SHELL: Final = 'exec "$SHELL" -l'
 COLS: Final = 80
 ROWS: Final = 24
-# Each viewer keeps one query of its node open, of which a node answers 64 at once.
+# Each viewer keeps one query to its node open, and a node answers at most 64 queries at once.
 MAX_VIEWERS: Final = 16
 MAX_VIEWERS_OF_NODE: Final = 32
 # Output that a viewer gets which does not say where to start.

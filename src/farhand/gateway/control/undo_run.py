@@ -31,7 +31,7 @@ NOT_RECORDED = "what a command changes is not recorded; run it as a trial to be 
 
 
 class UndoneCall(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A call of the run, and what came of undoing it."""
+    """A call of the run, and the result of undoing it."""
 
     call_id: str
     tool: str

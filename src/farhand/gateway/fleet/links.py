@@ -87,7 +87,7 @@ class Packet(msgspec.Struct, array_like=True, frozen=True):
 
 
 class HelloAnswer(msgspec.Struct, frozen=True):
-    """What a holder tells about one of its connections; without a hello, it does not have that connection."""
+    """What a holder reports about one of its connections; without a hello, it does not have that connection."""
 
     hello: bytes = b""
     token_id: str | None = None
@@ -367,8 +367,8 @@ class FleetLinks:
             trace = message.trace if isinstance(message, ToolRequest) and isinstance(message.trace, str) else ""
             connection.link.send(data)
             if trace:
-                told = {"farhand.node": packet.node, "farhand.from": packet.front}
-                tracing.begin("relay to node", trace, **told).end()
+                attributes = {"farhand.node": packet.node, "farhand.from": packet.front}
+                tracing.begin("relay to node", trace, **attributes).end()
         return b""
 
     def _route(self, key: Hashable, connection: Connection) -> str | None:

@@ -40,7 +40,7 @@ class Membership(PeriodicTask):
         settings: Callable[[], str],
         restart: Callable[[], None],
     ) -> None:
-        """`superseded` tells whether others have taken over the work of this gateway; `restart` then starts it anew.
+        """`superseded` tells whether others have taken over the work of this gateway; `restart` then restarts it.
         `taken_over` takes up work that this gateway has taken over, `handed_on` runs that others have stored for it.
         `settings` returns a digest of the settings, which others compare with theirs."""
         self._replica = replica

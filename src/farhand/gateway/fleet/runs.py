@@ -65,7 +65,7 @@ _event: Final[Any] = msgspec.json.Decoder(RunEvent).decode
 
 
 class FleetRuns:
-    """Both sides of it. Its owner calls `start` and `close`."""
+    """Follow runs of other gateways, and let them follow those of this one. Its owner calls `start` and `close`."""
 
     def __init__(
         self,

@@ -124,7 +124,7 @@ class Login:
         self._redirect_url = redirect_url
         # Set while a person may be asked.
         self._wanted = False
-        # The server refused a connection for want of a login.
+        # The server refused a connection because it requires a login.
         self.needed = False
         self._url: asyncio.Future[str] | None = None
         self._answer: asyncio.Future[AuthorizationCodeResult] | None = None

@@ -18,7 +18,7 @@ MAX_PROMPT_CHARS: Final = 200_000
 
 
 def elicitation(settings: McpServerSettings) -> ElicitationFnT | None:
-    """Return the answer to requests for input; None if the server is told that it cannot ask."""
+    """Return the handler of requests for input; None if the client does not announce that it supports them."""
     if settings.elicitation == "no":
         return None
     import mcp_types as types  # noqa: PLC0415
@@ -49,7 +49,7 @@ def defaults(schema: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def sampling(settings: McpServerSettings, model: Callable[[], Model]) -> SamplingFnT | None:
-    """Return the answer to requests for a reply of the model; None if the server is told that it cannot ask."""
+    """Return the handler of requests for a reply of the model; None if the client does not announce support."""
     if settings.sampling == "no":
         return None
     import mcp_types as types  # noqa: PLC0415

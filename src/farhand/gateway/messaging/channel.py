@@ -144,5 +144,5 @@ class ChannelKind(msgspec.Struct, frozen=True):
 class PostedChannel(Protocol):
     """Represent a channel whose service posts to `/hooks/{name}`."""
 
-    def door(self) -> Any:
-        """Return the `gateway.messaging.hooks.Door` that receives the posts."""
+    def post_handler(self) -> Any:
+        """Return the `gateway.messaging.hooks.PostHandler` that receives the posts."""

@@ -67,7 +67,7 @@ class Unsigned(NotAllowed):
 Receive = Callable[[Mapping[bytes, bytes], bytes], Awaitable[None]]
 
 
-class Door(msgspec.Struct, frozen=True):
+class PostHandler(msgspec.Struct, frozen=True):
     """Describe how a channel handles posts to `/hooks/{name}`."""
 
     receive: Receive
@@ -112,7 +112,7 @@ class Hooks:
         self._made: dict[str, HookSettings] = {}
         self._makers: dict[str, str] = {}
         self._load(database.query(hooks.all_hooks))
-        self._doors: dict[str, Door] = {}
+        self._post_handlers: dict[str, PostHandler] = {}
         self._waiting: dict[str, deque[HookPost]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -131,12 +131,12 @@ class Hooks:
 
     # -- definitions ------------------------------------------------------------------------------------
 
-    def open_door(self, name: str, door: Door) -> None:
+    def add_post_handler(self, name: str, handler: PostHandler) -> None:
         """Register a channel that receives posts."""
-        self._doors[name] = door
+        self._post_handlers[name] = handler
 
-    def door(self, hook_id: str) -> Door | None:
-        return self._doors.get(hook_id)
+    def post_handler(self, hook_id: str) -> PostHandler | None:
+        return self._post_handlers.get(hook_id)
 
     @property
     def known(self) -> dict[str, HookSettings]:
@@ -179,7 +179,7 @@ class Hooks:
         """
         if not _ID.fullmatch(hook_id):
             raise InvalidArgs(f"{hook_id[:80]!r} is not an id for a hook: use at most 64 letters, digits, _ and -")
-        if hook_id in self._configured or hook_id in self._doors:
+        if hook_id in self._configured or hook_id in self._post_handlers:
             raise InvalidArgs(f"the hook {hook_id!r} is in farhand.toml; change it there")
         self.session_of(hook_id, settings)
         encoded, now = msgspec.json.encode(settings), self._clock()
@@ -330,7 +330,7 @@ def check_signature(secret: str, given: bytes | None, body: bytes) -> None:
         raise Unsigned("X-Webhook-Signature is missing")
     wanted = signature(secret, body).encode()
     if not hmac.compare_digest(given.strip().lower(), wanted):
-        raise Unsigned("X-Webhook-Signature does not fit the body")
+        raise Unsigned("X-Webhook-Signature does not match the body")
 
 
 def signature(secret: str, body: bytes) -> str:

@@ -95,12 +95,12 @@ class InboundMessages:
         dm_scope: DmScope = "main",
         identity_links: Mapping[str, Sequence[str]] | None = None,
         removed: Callable[[str], None] = lambda _: None,
-        overhear: Callable[[Channel, Incoming, Place], Awaitable[bool]] | None = None,
+        intercept: Callable[[Channel, Incoming, Place], Awaitable[bool]] | None = None,
         may_listen: Callable[[str], Awaitable[bool]] | None = None,
     ) -> None:
         """Create the handler.
 
-        `removed` is called with the credential of a person whose pairing was removed. `overhear` receives each message
+        `removed` is called with the credential of a person whose pairing was removed. `intercept` receives each message
         first and returns True if it was for the gateway itself, not for the agent. `may_listen` returns whether this
         gateway is the one of its fleet that listens on a channel.
         """
@@ -120,7 +120,7 @@ class InboundMessages:
         self._dm_scope = dm_scope
         self._links = identity_links or {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._overhear = overhear
+        self._intercept = intercept
         # Why a channel is not receiving, by table name.
         self.troubles: dict[str, str] = {}
 
@@ -201,7 +201,7 @@ class InboundMessages:
         place = Place(settings.kind, settings.account, incoming.peer, incoming.peer_kind)
         if not incoming.text.strip() and not incoming.attachments:
             return None
-        if self._overhear is not None and await self._overhear(channel, incoming, place):
+        if self._intercept is not None and await self._intercept(channel, incoming, place):
             return None
         if incoming.peer_kind != "dm" and (
             settings.groups == "off" or (settings.groups == "mention" and not incoming.mentioned)

@@ -44,5 +44,5 @@ def read_endpoint(raw: str, role: str, node_registry: NodeRegistry) -> Endpoint:
     if not path.strip():
         raise InvalidArgs(f'Invalid transfer endpoint "{shown}": path cannot be empty')
     if "\0" in path:
-        raise InvalidArgs(f'Invalid transfer endpoint "{shown!r}": the path holds a NUL character')
+        raise InvalidArgs(f'Invalid transfer endpoint "{shown!r}": the path contains a NUL character')
     return Endpoint(node_id, path)

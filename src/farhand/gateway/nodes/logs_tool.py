@@ -68,7 +68,7 @@ class NodeLogs:
         try:
             page = msgspec.json.decode(answer, type=LogPage)
         except msgspec.MsgspecError as error:
-            raise Failed(f"node {chosen!r} gave an answer that cannot be read: {error}") from None
+            raise Failed(f"node {chosen!r} sent an answer that cannot be read: {error}") from None
         shown = []
         for line in page.lines[-lines:]:
             shown.append(mask_text(line[:LONGEST_LINE]))

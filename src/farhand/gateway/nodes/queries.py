@@ -93,7 +93,7 @@ class Queries:
             try:
                 check_value_count(answer.result)
             except msgspec.DecodeError as error:
-                future.set_exception(Failed(f"the answer of node {connection.node_id!r} is not read: {error}"))
+                future.set_exception(Failed(f"the answer of node {connection.node_id!r} was rejected: {error}"))
             else:
                 future.set_result(answer.result)
 

@@ -62,7 +62,7 @@ def read_clock(text: str) -> time:
     """Parse `08:00`; `24:00` is midnight. Raises ValueError."""
     found = _CLOCK.fullmatch(text.strip())
     if found is None:
-        raise ValueError(f"{text!r} is no time of day such as 08:00")
+        raise ValueError(f"{text!r} is not a time of day such as 08:00")
     hour, minute = int(found[1]), int(found[2])
     return time(0 if (hour, minute) == (24, 0) else hour, minute)
 

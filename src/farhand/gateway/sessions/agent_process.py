@@ -266,7 +266,7 @@ class Direct:
     async def _store_turn(self, turn: Turn) -> SessionRecord | None:
         """Store what the user said to a tool; return its session, or None if it is not stored (see `enter_chat`)."""
         now = self._clock()
-        # A chat without a word is stored, too.
+        # A chat without a message is stored, too.
         self._budget.take(turn.credential, ROW_BYTES + sum(len(text) for _, text in turn.messages), now)
 
         def write(store: Tx) -> SessionRecord | None:
@@ -439,7 +439,7 @@ class SessionAgent:
             outcome = await run.reply()
         finally:
             if not run.over:
-                self._sessions.ask_to_stop(run, RunState.STOPPED, "the client hung up")
+                self._sessions.ask_to_stop(run, RunState.STOPPED, "the client disconnected")
         if outcome.state is RunState.STOPPED:
             yield Stopped(outcome.text, outcome.usage, outcome.steps)
         elif outcome.error is not None:

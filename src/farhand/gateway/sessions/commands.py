@@ -50,7 +50,7 @@ FREEZE: Final = "freeze"
 OF_THE_OWNER: Final = frozenset({"new", "stop", "compact", "model", "think"})
 # Commands for people the owner has not named: in their own session, and in a group.
 OF_GUESTS: Final = frozenset({"new", "stop", "status", "help"})
-OF_ANYBODY: Final = frozenset({"help"})
+OF_GUESTS_IN_GROUPS: Final = frozenset({"help"})
 
 
 class Command(msgspec.Struct, frozen=True):

@@ -94,7 +94,7 @@ def recorded(store: Tx, run_id: str) -> RecordedRun:
         raise InvalidArgs(f"run {run.id} has not ended yet")
     attempts, asked = replays.attempts(store, run.id), replays.asked(store, run.id)
     if not asked:
-        why = run.error_message or "it was made before requests to models were written down, or was a command"
+        why = run.error_message or "it was made before requests to models were recorded, or was a command"
         raise InvalidArgs(f"run {run.id} asked no model, so there is nothing to repeat: {why}")
     own = {run.id, *sessions.joined_to(store, run.id)}
     first = min(attempt.last_entry for attempt in attempts)

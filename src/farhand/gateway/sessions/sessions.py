@@ -626,7 +626,7 @@ def _check_channel_rights(run: Run, command: commands.Command) -> None:
     key, record = run.session_key, run.record
     if run.options.guest:
         own = ":guest:" in key  # not that of a group
-        if command.name not in (commands.OF_GUESTS if own else commands.OF_ANYBODY):
+        if command.name not in (commands.OF_GUESTS if own else commands.OF_GUESTS_IN_GROUPS):
             raise NotAllowed(f"/{command.name} is for people whom the owner of this agent has named")
         return
     main = key == session_keys.main_key(session_keys.agent_of(key))

@@ -120,7 +120,7 @@ def _move(source: socket.socket, sink: socket.socket) -> None:
         events.register(sink, select.POLLRDHUP)
         while True:
             if any(each == sink.fileno() for each, _ in events.poll()):
-                raise ConnectionResetError("the receiver hung up")
+                raise ConnectionResetError("the receiver disconnected")
             if not (count := os.splice(source.fileno(), writing, MIB)):
                 return
             while count:

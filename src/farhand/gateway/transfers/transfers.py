@@ -703,6 +703,6 @@ class _Placed(msgspec.Struct):
 
 
 class _Held(msgspec.Struct):
-    """The transfers of which a node has data."""
+    """The transfers for which a node has data."""
 
     held: list[str]

@@ -1,7 +1,7 @@
 """Copy skills from objects to folders that the file and shell tools on the gateway's machine can open.
 
-`{folder}/all/{name}` is a skill for all agents, `{folder}/agents/{id}/{name}` a skill of which an agent has its own
-copy. The tools may only read the folders; the objects are authoritative, and a copy that differs is replaced.
+`{folder}/all/{name}` is a skill for all agents, `{folder}/agents/{id}/{name}` an agent's own copy of a skill. The tools
+may only read the folders; the objects are authoritative, and a copy that differs is replaced.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def first_line(conversation: socket.socket) -> tuple[dict[str, Any], bytes]:
     while b"\n" not in text:
         data = conversation.recv(READ_SIZE)
         if not data:
-            raise RequestRefused("failed", "the client hung up before it had said what to start")
+            raise RequestRefused("failed", "the client disconnected before it sent a request")
         text += data
         if len(text) > LINE_LIMIT:
             raise RequestRefused("invalid_args", f"the request is over {LINE_LIMIT} bytes")

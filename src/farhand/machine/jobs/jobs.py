@@ -50,7 +50,7 @@ _RUN_KEEPER = (
 )
 # Shells in which "$@" does not stand for the arguments.
 _OTHER_SHELLS = frozenset({"fish", "csh", "tcsh", "nu", "elvish", "xonsh", "pwsh"})
-_NOBODY = (FileNotFoundError, ConnectionRefusedError, ConnectionResetError)
+_NOT_LISTENING = (FileNotFoundError, ConnectionRefusedError, ConnectionResetError)
 
 
 def login_shell(environment: Mapping[str, str]) -> tuple[str, str]:
@@ -317,7 +317,7 @@ class Jobs:
         return int(answer["written"])
 
     async def resize(self, job: Job, cols: int, rows: int) -> None:
-        """Resize the command's terminal. Raises InvalidArgs for a silly size, Failed if it exited or has none."""
+        """Resize the command's terminal. Raises InvalidArgs for an invalid size, Failed if it exited or has none."""
         await self._act(job, "resize", cols=cols, rows=rows)
 
     async def close_stdin(self, job: Job) -> None:
@@ -410,7 +410,7 @@ class Jobs:
         while True:
             try:
                 return await self._dial(self.folder / SOCKET, job)
-            except _NOBODY:
+            except _NOT_LISTENING:
                 await self._ready_keeper()
             except OSError as error:  # the keeper is overloaded, or we are out of descriptors
                 if time.monotonic() > give_up:
@@ -448,7 +448,7 @@ class Jobs:
         while True:
             try:
                 link = await self._dial(self.folder / job.id / "socket", job)
-            except _NOBODY:
+            except _NOT_LISTENING:
                 break
             except OSError:
                 await asyncio.sleep(0.1)

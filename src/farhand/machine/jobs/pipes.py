@@ -91,7 +91,7 @@ class InputChannel:
         """Accept `data`. Raises RequestRefused if there is no input, or no room.
 
         `answered`: called once most of what waits was read, which may be at once; such a writer sends one piece after
-        the other and is not refused for want of room.
+        the other and is not refused when there is no room.
         """
         if self.pipe < 0 or self._closing:
             raise RequestRefused("failed", "the command's standard input is not writable")

@@ -51,7 +51,7 @@ def spawn_on_terminal(
 
 
 def set_size(master: int, cols: int, rows: int) -> None:
-    """Set the size of a terminal; its foreground processes get SIGWINCH. Raises RequestRefused for a silly size."""
+    """Set the size of a terminal; its foreground processes get SIGWINCH. Raises RequestRefused for an invalid size."""
     for name, value in (("cols", cols), ("rows", rows)):
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST_CELLS:
             raise RequestRefused("invalid_args", f"{name} must be between 1 and {MOST_CELLS}, not {value!r}")

@@ -85,7 +85,7 @@ def _sections(lines: list[str]) -> Iterator[Section]:
         header = _HEADER.fullmatch(lines[index].rstrip())
         if header is None:
             raise InvalidArgs(
-                f"patch line {index + 2}: {lines[index]!r} is none of '*** Add File:', '*** Update File:' and "
+                f"patch line {index + 2}: {lines[index]!r} is not '*** Add File:', '*** Update File:' or "
                 "'*** Delete File:'"
             )
         end = next((i for i in range(index + 1, len(lines)) if _HEADER.fullmatch(lines[i].rstrip())), len(lines))

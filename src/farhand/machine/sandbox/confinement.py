@@ -99,7 +99,7 @@ def probe(words: Sequence[str]) -> None:
     if done.returncode:
         said = done.stdout.decode("utf-8", "replace").strip() or f"exit status {done.returncode}"
         said = said.removeprefix("sandbox: ").removesuffix("; the command did not run")
-        raise Failed(f"sandbox: this machine cannot give it: {said}; the command did not run")
+        raise Failed(f"sandbox: it does not work on this machine: {said}; the command did not run")
 
 
 def changeable_folders(workspace: str, mounts: Sequence[Mount]) -> tuple[str, ...]:

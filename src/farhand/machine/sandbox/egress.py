@@ -108,7 +108,7 @@ class NetworkRule(msgspec.Struct, frozen=True):
     def reaches(self, host: str, port: int, address: str) -> bool:
         """Return whether a host may be reached at an address that its name has.
 
-        Whoever controls a name can give it any address, so one that is allowed leads to no private address.
+        The owner of a name can give it any address, so an allowed name does not lead to private addresses.
         """
         if self.kind == "local":
             return _is_local(address)

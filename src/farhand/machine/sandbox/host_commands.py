@@ -119,7 +119,7 @@ def _cut_at_and(text: str) -> tuple[str, bool, str]:
 
 def _words(text: str) -> list[str]:
     if "\0" in text:
-        raise NotAllowed("host command: it holds a NUL character")
+        raise NotAllowed("host command: it contains a NUL character")
     quote = ""
     escaped = False
     at_start = True

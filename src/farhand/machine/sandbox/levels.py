@@ -195,7 +195,7 @@ def _refuse_movable(plan: SandboxPlan) -> None:
 
 
 def refuse_own_program(folders: Sequence[str]) -> None:
-    """Raise SandboxError if this program lies in one of the folders: who may change them could change what it runs.
+    """Raise SandboxError if this program lies in one of the folders: a command could change what it runs.
 
     That includes the folders in which Python looks for modules, and links on the way to them.
     """

@@ -73,7 +73,7 @@ def apply_limits(
 ) -> AppliedLimits:
     """Make the control group of commands, if limits need one, and return how they are enforced.
 
-    Raises SandboxError if a limit cannot be given here.
+    Raises SandboxError if a limit cannot be enforced here.
     """
     if limits == ResourceLimits():
         return AppliedLimits()

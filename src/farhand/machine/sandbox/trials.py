@@ -126,11 +126,11 @@ class Trials:
         """Prepare a trial, or find it again, and return the prefix of its command. `caller`: who is behind it; empty
         for the owner.
 
-        Raises Failed if this machine cannot give it, or has too many.
+        Raises Failed if this machine cannot run trials, or has too many.
         """
         for root in self._roots:
             if _UNMOUNTABLE.search(root):
-                raise Failed(f"a trial cannot be run in {root!r}: its path holds a comma, colon or backslash")
+                raise Failed(f"a trial cannot be run in {root!r}: its path contains a comma, colon or backslash")
         sandbox = self._sandbox()
         sandbox.check()
         quota = min(self._quota, sandbox.disk or self._quota)
@@ -152,7 +152,7 @@ class Trials:
         ]
 
     def _make_room(self, caller: str) -> None:
-        """Remove old trials of which nothing can be kept. Raises Failed if too many others wait, or too many of a
+        """Remove old trials that can no longer be kept. Raises Failed if too many others wait, or too many of a
         caller."""
         every = sorted(self._all(), key=lambda one: one.started_at)
         waiting = [
@@ -432,7 +432,7 @@ def _size(folder: str) -> int:
 
 def _remove(folder: Path) -> None:
     with contextlib.suppress(RecursionError):
-        for path, folders, _ in os.walk(folder):  # overlayfs leaves a work folder that nobody may enter
+        for path, folders, _ in os.walk(folder):  # overlayfs leaves a work folder without any permissions
             for name in folders:
                 with contextlib.suppress(OSError):
                     os.chmod(os.path.join(path, name), 0o700, follow_symlinks=False)

@@ -91,7 +91,7 @@ class NodeTransfers:
         self._receivers.clear()
 
     async def held(self, params: msgspec.Raw) -> dict[str, Any]:
-        """Return the transfers of which this node holds data; for a given one, whether its files are in place."""
+        """Return the transfers for which this node holds data; for a given one, whether its files are in place."""
         asked = msgspec.json.decode(params, type=TransferQuestion | None)
         if asked is None:
             return {"held": await self._in_thread(self._notes.held)}

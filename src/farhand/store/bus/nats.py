@@ -175,7 +175,7 @@ class NatsBus:
         except nats.errors.NoRespondersError:
             raise NoResponder(f"no subscriber for {subject!r}: the request was not delivered") from None
         except nats.errors.MaxPayloadError:
-            raise NoResponder(f"the request to {subject!r} has {len(body)} bytes, more than the bus takes") from None
+            raise NoResponder(f"the request to {subject!r} has {len(body)} bytes, more than the bus accepts") from None
         except (nats.errors.Error, TimeoutError, OSError) as error:
             why = f"within {seconds:g} s" if isinstance(error, TimeoutError) else f"({type(error).__name__})"
             raise ReplyUnknown(f"no reply to {subject!r} {why}") from None

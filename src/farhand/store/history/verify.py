@@ -248,7 +248,7 @@ class _Verification:
                 if restored.head_before is not None:
                     gone = Head.parse(restored.head_before)
                     self._losses.append((number, copy, gone))
-                how = "an earlier copy of the store took its place" if copy.id else "the store began anew"
+                how = "an earlier copy of the store took its place" if copy.id else "an empty store took its place"
                 far = f"; the journal had reached event {gone.id}" if gone and gone.id > copy.id else ""
                 self._note(f"{how}, with events up to {copy.id}{far}", number, at)
 

@@ -202,7 +202,7 @@ def load_key(home: Path, *, make: bool = False) -> bytes:
     except OSError as error:
         raise FarhandError(f"{path} cannot be read: {error.strerror}") from None
     if len(key) != KEY_BYTES:
-        raise FarhandError(f"{path} holds {len(key)} bytes instead of the {KEY_BYTES} of the journal's key")
+        raise FarhandError(f"{path} has {len(key)} bytes instead of the {KEY_BYTES} of the journal's key")
     return key
 
 

@@ -341,7 +341,7 @@ class FolderWriter:
 
         def judge(old: os.stat_result | None) -> None:
             if if_absent and old is not None:
-                raise Conflict(f"the object {key!r} exists already; nothing was written")
+                raise Conflict(f"the object {key!r} already exists; nothing was written")
             if if_match is not None and (old is None or _etag(old) != if_match):
                 raise Conflict(f"the object {key!r} was changed in the meantime; nothing was written")
             # Not earlier: if the write is refused, the present content keeps its type.

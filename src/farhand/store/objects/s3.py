@@ -287,7 +287,7 @@ def s3_errors(key: str) -> Iterator[None]:
     except FileNotFoundError:
         raise NotFound(f"there is no object {key!r}") from None
     except AlreadyExistsError:
-        raise Conflict(f"the object {key!r} exists already; nothing was written") from None
+        raise Conflict(f"the object {key!r} already exists; nothing was written") from None
     except PreconditionError:
         raise Conflict(f"the object {key!r} was changed in the meantime; nothing was written") from None
     except (BaseError, OSError) as error:

@@ -32,7 +32,7 @@ RECONNECT_SECONDS: Final = 0.5
 OLDEST_SERVER: Final = 140_000
 # Gateways that start at the same time migrate one after the other.
 MIGRATION_LOCK: Final = 0x66_61_72_68_61_6E_64
-# A server that is gone without a word is noticed after about this time.
+# A server that disappeared without closing its connections is noticed after about this time.
 SILENCE_SECONDS: Final = 10
 # A gateway of a fleet that stands still in the middle of a transaction loses it after this time.
 IDLE_SECONDS: Final = 4
@@ -101,11 +101,11 @@ class PostgresStore(GroupCommit):
         self._mark = 0
         # This gateway's id and epoch among those that share the store; without them, nothing is fenced.
         self._member: tuple[str, int] | None = None
-        # Another gateway has taken over: nothing can be written until the gateway starts anew.
+        # Another gateway has taken over: nothing can be written until the gateway restarts.
         self.superseded = False
         # The results of a group that is being committed.
         self._committing: list[Result] | None = None
-        # A group of which it is not known whether it was committed: the results if it was, and if it was not.
+        # A group that may or may not have been committed: the results if it was, and if it was not.
         self._doubt: tuple[list[Result], list[Result]] | None = None
 
     @classmethod
@@ -187,7 +187,7 @@ class PostgresStore(GroupCommit):
         self._journal.continue_after(int(rows[0][0]), bytes(rows[0][1]))
         if self._member is not None and (rows[1] is None or rows[1][0] != self._member[1]):
             self.superseded = True
-            raise EngineError("this gateway was silent for too long, and others took over its work; it starts anew")
+            raise EngineError("this gateway was silent for too long, and others took over its work; it restarts")
 
     def _attempt(self, group: list[Write], *, isolated: bool) -> list[Result]:
         """Run the operations. Most groups have no failing one, so savepoints are only made in a second attempt."""
@@ -218,7 +218,7 @@ class PostgresStore(GroupCommit):
         """Commit. Every transaction changes a row, so that a durable commit also takes earlier ones to the disk.
 
         One with events is durable in any case: if the server lost it in a crash, gateways would have followed events,
-        and told callers of ends, that another gateway's events then replace.
+        and reported ends to callers, that another gateway's events then replace.
         """
         self._mark += 1
         head = f"id = {self._journal.id:d}, hash = '\\x{self._journal.hash.hex()}'"

@@ -145,7 +145,7 @@ def restore(file: Path, home: Path) -> ArchiveManifest:
             else:
                 manifest = _unpack(file, staged)
                 if STORE_FILE not in manifest.files:
-                    raise ArchiveError(f"{file} holds no {STORE_FILE}, so it is no backup of a home")
+                    raise ArchiveError(f"{file} has no {STORE_FILE}, so it is not a backup of a home")
             _swap(staged, home, manifest)
     except (OSError, tarfile.TarError, EOFError) as error:
         raise ArchiveError(f"{file} could not be restored: {error}") from None
@@ -258,7 +258,7 @@ def _unpack(file: Path, folder: Path) -> ArchiveManifest:
             for member in archive:
                 if manifest is not None or not member.isreg() or not _inside(member.name) or member.name in found:
                     raise ArchiveError(
-                        f"{file} holds {member.name[:200]!r}, which no backup holds; nothing was changed"
+                        f"{file} contains {member.name[:200]!r}, which is not part of a backup; nothing was changed"
                     )
                 source = archive.extractfile(member)
                 assert source is not None, "a regular file has content"

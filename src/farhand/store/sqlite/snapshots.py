@@ -38,7 +38,7 @@ _STAMP = "%Y%m%dT%H%M%S%fZ"
 START_CHECK_SECONDS = 1.5
 # Events since the copy are lost, but clients have seen their ids: new events skip these ids.
 EVENT_GAP = 1_000_000
-LOST = "outcome unknown: the store was brought back from an earlier copy, and what happened since is not written down"
+LOST = "outcome unknown: the store was restored from an earlier copy, and what happened since is not recorded"
 
 
 class Snapshot(msgspec.Struct, frozen=True):

@@ -281,7 +281,7 @@ class SqliteStore(GroupCommit):
             log.error("%s", self.broken)
         elif isinstance(cause, apsw.IOError) and getattr(cause, "extendedresult", 0) == apsw.SQLITE_IOERR_FSYNC:
             # Pages that the kernel failed to write may be reported as written later.
-            self.broken = EngineError(f"the disk did not take a write: {cause}; restart the gateway")
+            self.broken = EngineError(f"a write to the disk failed: {cause}; restart the gateway")
             log.error("%s", self.broken)
         return self.broken or EngineError(f"the store could not be written: {cause or error}")
 

@@ -1,4 +1,4 @@
-"""A connection on which a file comes is read a little at a time, so that others have their turns."""
+"""A connection that receives a file is read in small portions, so that others are served."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Hungry(asyncio.BufferedProtocol):
         self.room = bytearray(8 << 20)
         self.received = bytearray()
         self.this_turn = self.most = 0
-        # Is told that a frame of a file has come, with every read.
+        # Notified with every read that a frame of a file has arrived.
         self.reads: BoundedReads | None = None
         self.lost = asyncio.get_running_loop().create_future()
 

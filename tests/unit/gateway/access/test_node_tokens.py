@@ -1,4 +1,4 @@
-"""`SA_NODE_TOKENS` and `SA_NODE_CAPS`: what they mean, and that a slip in them never opens anything."""
+"""`SA_NODE_TOKENS` and `SA_NODE_CAPS`: what they mean, and that a mistake in them never grants access."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_pairs_of_ids_and_tokens() -> None:
 
 
 @pytest.mark.parametrize("text", ["", " ", ","])
-def test_set_but_empty_lets_nobody_in(text: str) -> None:
+def test_set_but_empty_admits_no_caller(text: str) -> None:
     assert NodeTokens.from_env({"SA_NODE_TOKENS": text, "SA_NODE_TOKEN": "shared"}).secrets == []
 
 

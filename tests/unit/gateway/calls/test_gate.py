@@ -148,8 +148,8 @@ async def test_an_end_of_a_plain_node_that_cannot_be_stored_is_unknown(bench: Be
     opened = await bench.begin()
     with FullStore(bench):
         bench.gate.node_calls.answered(end.connection, ToolResponse(opened.record.id, True, result=BIG))
-        told = await bench.gate.wait(opened)
-        assert told.state is CallState.UNKNOWN and "could not be recorded" in (told.error_message or "")
+        reported = await bench.gate.wait(opened)
+        assert reported.state is CallState.UNKNOWN and "could not be recorded" in (reported.error_message or "")
     await until(lambda: bench.recorded(opened.record.id).state is CallState.OK)
 
 
@@ -328,9 +328,9 @@ async def test_a_call_that_a_busy_node_sends_back_leaves_its_key_free(bench: Ben
 
 @on_bench
 async def test_an_answer_that_is_too_late_is_in_the_journal(bench: Bench) -> None:
-    def told() -> list[Any]:
-        told = bench.database.query(lambda store: events_after(store, 0, 100))
-        return [event for event in told if event.kind == "call.late"]
+    def reported() -> list[Any]:
+        reported = bench.database.query(lambda store: events_after(store, 0, 100))
+        return [event for event in reported if event.kind == "call.late"]
 
     first = bench.join()
     opened = await bench.begin()
@@ -340,17 +340,17 @@ async def test_an_answer_that_is_too_late_is_in_the_journal(bench: Bench) -> Non
     end = bench.join(finished=[opened.record.id])
     answer(end, bench.gate, opened.record.id)
     await until(lambda: end.acknowledged() == [opened.record.id])
-    assert [(event.subject, msgspec.json.decode(event.data)) for event in told()] == [
+    assert [(event.subject, msgspec.json.decode(event.data)) for event in reported()] == [
         (opened.record.id, {"tool": "far__Act", "node_id": "far", "ok": True, "result": "done"})
     ]
     assert bench.recorded(opened.record.id).state is CallState.UNKNOWN, "an answer that was given is not changed"
     for _ in range(100):
         answer(end, bench.gate, opened.record.id)
     await until(lambda: len(end.acknowledged()) == 101)
-    assert len(told()) == 1, "repeating it does not fill the journal"
+    assert len(reported()) == 1, "repeating it does not fill the journal"
     done = await bench.begin()
     for _ in range(2):
         answer(end, bench.gate, done.record.id)
         await until(lambda: bench.gate.open_count == 0)
     await until(lambda: end.acknowledged().count(done.record.id) == 2)
-    assert len(told()) == 1, "an answer to an open call is not late"
+    assert len(reported()) == 1, "an answer to an open call is not late"

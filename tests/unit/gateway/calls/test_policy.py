@@ -1,4 +1,4 @@
-"""The rules of a policy: which fits a call, read against whoever makes it."""
+"""The rules of a policy: which one matches a call; ambiguity counts against the caller."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_what_lets_a_command_through_lets_no_other_ride_along(command: str, fits
     assert (decided(rule, call(args={"command": command}), "deny") == "allow") is fits
 
 
-def test_a_command_that_is_allowed_sets_no_variables_unless_they_are_too() -> None:
+def test_an_allowed_command_may_set_only_allowed_variables() -> None:
     """`GIT_SSH_COMMAND`, `LD_PRELOAD` and their like make any program run another."""
     for command in ("git *", "git status", "re:^git status$"):
         rule = {"decision": "allow", "args": {"command": command}}
@@ -616,7 +616,7 @@ def test_a_search_on_a_machine_that_ignores_case_is_stopped_in_any() -> None:
     assert decided(SECRET, msgspec.structs.replace(subject, folds=False)) == "allow"
 
 
-def test_a_folder_that_begins_nobody_knows_where_may_hold_anything() -> None:
+def test_a_folder_at_an_unknown_place_may_hold_anything() -> None:
     assert decided(SECRET, call("Grep", args={"pattern": "x", "path": "src"})) == "deny"
 
 

@@ -148,7 +148,7 @@ def test_what_has_not_left_has_no_outcome_of_a_node() -> None:
                 assert state in (S.RECORDING, S.WAITING), (state, event)
 
 
-def test_what_was_sent_is_said_not_to_have_run_only_on_the_word_of_its_node() -> None:
+def test_only_its_node_can_report_that_a_sent_call_did_not_run() -> None:
     never = {E.NODE_NEVER_SAW, E.NODE_NEVER_SAW_UNWANTED}
     for state, event, _, effects in rows():
         for end in ends(effects):
@@ -194,7 +194,7 @@ def test_callers_and_nodes_hear_of_an_end_only_from_the_store() -> None:
             assert event is E.NOT_RECORDED and state in (S.RECORDING, S.ENDING)
 
 
-def test_what_is_over_stays_so() -> None:
+def test_an_ended_call_stays_ended() -> None:
     for state, event in itertools.product(OVER, ANSWERS | DECISIONS | PLAIN_STOPS | SENT_STOPS | NODE | {E.STARTED}):
         assert transition(state, event) == (state, ())
 

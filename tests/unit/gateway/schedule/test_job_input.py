@@ -1,4 +1,4 @@
-"""Whatever callers say about a job, it is read or refused."""
+"""Every description of a job is parsed or refused."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_patch_that_does_not_touch_the_schedule_leaves_what_is_due() -> None:
     assert (again.cursor, again.next_at) == (NOW + 7, NOW + 7 + 2 * 3_600_000)
 
 
-def test_a_one_shot_that_is_over_is_not_switched_on_again() -> None:
+def test_a_one_shot_job_that_has_run_is_not_enabled_again() -> None:
     once = job(schedule={"kind": "at", "inMs": 1000})
     off = patch_job(once, {"enabled": False}, NOW + 5, UTC)
     with pytest.raises(InvalidArgs, match="in the past"):

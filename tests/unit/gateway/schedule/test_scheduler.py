@@ -148,7 +148,7 @@ def test_each_slot_runs_once_on_its_grid_however_late_one_looks(tmp_path: Path) 
 
 
 def after_an_hour(policy: str, path: Path, **fields: Any) -> tuple[list[tuple[int, str]], list[int]]:
-    """A job of every 15 minutes that nobody looked after for an hour and five minutes."""
+    """A job of every 15 minutes, without a scheduler for an hour and five minutes."""
     found: list[Any] = []
 
     async def test(house: House) -> None:
@@ -259,7 +259,7 @@ def test_no_more_runs_at_once_than_the_settings_allow(tmp_path: Path) -> None:
     run(tmp_path, test, max_concurrent=2)
 
 
-def test_a_one_shot_is_over_after_its_run(tmp_path: Path) -> None:
+def test_a_one_shot_job_has_ended_after_its_run(tmp_path: Path) -> None:
     async def test(house: House) -> None:
         await house.add("kept", At(T0 + 1000))
         await house.add("gone", At(T0 + 1000), delete_after_run=True)
@@ -477,7 +477,7 @@ def test_the_history_of_a_job_that_never_runs_is_bounded_too(tmp_path: Path) -> 
 # -- the clock --------------------------------------------------------------------------------------------
 
 
-def test_a_clock_that_goes_back_fires_nothing_twice_and_loses_nothing(tmp_path: Path) -> None:
+def test_a_clock_set_back_runs_nothing_twice_and_loses_nothing(tmp_path: Path) -> None:
     async def test(house: House) -> None:
         await house.add("a", Every(MINUTE, T0))
         for minute in (1, 2, 3):
@@ -564,7 +564,7 @@ def test_a_forced_run_is_beside_the_schedule(tmp_path: Path) -> None:
     run(tmp_path, test)
 
 
-def test_whoever_asked_may_leave_in_between(tmp_path: Path) -> None:
+def test_the_caller_may_leave_in_between(tmp_path: Path) -> None:
     async def test(house: House) -> None:
         await house.add("a", At(T0 + 1000))
         house.move(T0 + 1000)

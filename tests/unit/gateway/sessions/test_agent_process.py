@@ -1,4 +1,4 @@
-"""The direct door's chats with an agent behind them; over HTTP, tests/integration/test_http_guide.py has the rest."""
+"""The chats of `/agent/process` with an agent; over HTTP, tests/integration/test_http_guide.py has the rest."""
 
 from __future__ import annotations
 

@@ -19,11 +19,11 @@ OFFER = TransferOffer("x", False, 1, 64 * MIB, 26, "00")
 
 class Ear:
     def __init__(self) -> None:
-        self.told: list[Message] = []
+        self.reported: list[Message] = []
         self.frames: list[bytes] = []
 
     def tell(self, message: Message) -> None:
-        self.told.append(message)
+        self.reported.append(message)
 
     def pass_on(self, frame: bytes) -> None:
         self.frames.append(frame)
@@ -56,7 +56,7 @@ def test_what_is_allowed_is_passed_on() -> None:
         data(stream, 0, 26)
         stream.relay(FrameKind.END, 26, part_end(1, 26, 0, bytes(32)))
         assert len(receiver.frames) == 2 and not stream.done.done()
-        assert sender.told == [TransferCredit(1, 0, TRANSFER_WINDOW_BYTES)]
+        assert sender.reported == [TransferCredit(1, 0, TRANSFER_WINDOW_BYTES)]
 
     scene(work)
 
@@ -85,7 +85,7 @@ def test_out_of_order() -> None:
 def test_a_receiver_cannot_ask_for_more_than_a_window() -> None:
     def work(stream: Stream, sender: Ear, _receiver: Ear) -> None:
         stream.heard("receive", TransferCredit(1, 0, 2**50))
-        assert sender.told[-1] == TransferCredit(1, 0, TRANSFER_WINDOW_BYTES)
+        assert sender.reported[-1] == TransferCredit(1, 0, TRANSFER_WINDOW_BYTES)
 
     scene(work)
 
@@ -122,7 +122,7 @@ def test_what_is_carried_past_it_is_believed_and_bytes_that_come_all_the_same_ar
         breaks: list[str] = []
         stream.carried(lambda: breaks.append("broke"))
         stream.heard("receive", TransferCredit(1, 32 * MIB, 40 * MIB))
-        assert sender.told[-1] == TransferCredit(1, 32 * MIB, 40 * MIB)
+        assert sender.reported[-1] == TransferCredit(1, 32 * MIB, 40 * MIB)
         data(stream, 0, 1000)
         assert breaks == ["broke"] and receiver.frames == []
         stream.heard("receive", TransferDone(1))

@@ -1,4 +1,4 @@
-"""The connections of a long transfer: who comes, what is moved, and how it ends."""
+"""The connections of a long transfer: how they begin, what is moved, and how they end."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def ended(name: str = "farhand-splice") -> None:
         await asyncio.sleep(0.01)
 
 
-async def test_the_sender_is_told_and_every_byte_arrives(ends: Ends) -> None:
+async def test_the_sender_is_notified_and_every_byte_arrives(ends: Ends) -> None:
     breaks: list[str] = []
     moving = SpliceRelay(lambda: breaks.append("broke"))
     await both(moving, ends)
@@ -78,15 +78,15 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
 
 
 @pytest.mark.parametrize("who", ["sender", "receiver"])
-async def test_an_end_that_hangs_up_is_a_break_told_once(ends: Ends, who: str) -> None:
+async def test_an_end_that_disconnects_is_reported_once(ends: Ends, who: str) -> None:
     broke = asyncio.Event()
     times: list[int] = []
 
-    def told() -> None:
+    def reported() -> None:
         times.append(1)
         broke.set()
 
-    moving = SpliceRelay(told)
+    moving = SpliceRelay(reported)
     await both(moving, ends)
     assert await asyncio.to_thread(ends.sender.recv, 1) == GO
     getattr(ends, who).close()  # and the sender has nothing to send

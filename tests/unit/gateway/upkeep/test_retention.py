@@ -1,4 +1,4 @@
-"""What is over is forgotten after a while; what is on its way never, however old."""
+"""Ended rows are removed after the retention period; open ones never, regardless of their age."""
 
 from __future__ import annotations
 

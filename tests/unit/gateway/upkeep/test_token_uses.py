@@ -1,4 +1,4 @@
-"""When a token was last used: known at once, written down now and then, and kept."""
+"""The last use of a token: known at once, and stored periodically."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where files may be touched: roots, links, hidden folders, and a neighbour who swaps folders for links."""
+"""Which files may be used: roots, links, hidden folders, and a process that swaps folders for links."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def test_bytes_that_are_no_text_are_found_whatever_page_is_asked(offset: int, li
         page(b"cut off: \xc3")
 
 
-def test_is_text_reads_as_far_as_told() -> None:
+def test_is_text_reads_up_to_the_limit() -> None:
     late = b"x" * 600_000 + b"\xff"
     assert is_text(io.BytesIO("é".encode()), 100)
     assert not is_text(io.BytesIO(late), 1_000_000)
@@ -147,7 +147,7 @@ def test_a_name_too_long_is_an_invalid_argument(files: Files) -> None:
         files.open("x" * 300)
 
 
-def test_an_error_does_not_repeat_a_path_that_nobody_could_use(files: Files) -> None:
+def test_an_error_does_not_repeat_an_unusable_path(files: Files) -> None:
     with pytest.raises(InvalidArgs, match="File name too long") as caught:
         files.open("/a" * 100_000)
     assert len(str(caught.value)) < 500
@@ -188,7 +188,7 @@ def as_nobody(*acts: Callable[[], object]) -> list[str]:
 
 @pytest.fixture
 def public_folder() -> Iterator[Path]:
-    """A folder that everybody reaches; pytest's own is closed to others."""
+    """A folder that all users can reach; pytest's own is closed to others."""
     with tempfile.TemporaryDirectory() as name:
         Path(name).chmod(0o755)
         yield Path(name)

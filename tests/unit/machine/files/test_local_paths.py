@@ -1,4 +1,4 @@
-"""Where the tools of the gateway's own machine may go, and everything that tries to get elsewhere."""
+"""Which files the tools of the gateway's machine may use, and attempts to reach others."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def test_a_link_within_the_allowed_folders_is_followed(ground: Ground) -> None:
     assert ground.read(ground.outside / "back" / "note.txt") == "main"
 
 
-def test_what_cannot_be_a_name_is_said_to_be_so(ground: Ground) -> None:
+def test_an_invalid_name_is_reported(ground: Ground) -> None:
     for path in ("a\0b", "x" * 256, "x/" * 3000 + "x"):
         with pytest.raises(InvalidArgs):
             ground.read(path)
@@ -236,7 +236,7 @@ def content(files: Files, path: str) -> bytes | None:
         return None
 
 
-def test_a_path_is_judged_by_what_is_there_now(ground: Ground) -> None:
+def test_a_path_is_judged_by_the_present_file(ground: Ground) -> None:
     place = ground.workspace / "swapped"
     for _ in range(3):
         place.write_text("plain")

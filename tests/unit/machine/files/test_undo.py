@@ -1,4 +1,4 @@
-"""What calls change is kept and can be taken back: on real files, with a full store, with a program that is killed."""
+"""Changes of calls are kept and can be undone: on real files, with a full store, with a program that is killed."""
 
 from __future__ import annotations
 
@@ -72,13 +72,13 @@ def test_an_overwritten_file_gets_its_content_and_mode_back(machine: Machine) ->
     path.write_bytes(b"old\r\n\xff")
     path.chmod(0o750)
     machine.write("c1", "run.sh", b"new")
-    told = machine.undo("c1")
+    reported = machine.undo("c1")
     assert path.read_bytes() == b"old\r\n\xff"
     assert path.stat().st_mode & 0o777 == 0o750
-    assert told == {"call": "c1", "undone": True, "files": [{"path": str(path), "action": "restored", "bytes": 6}]}
+    assert reported == {"call": "c1", "undone": True, "files": [{"path": str(path), "action": "restored", "bytes": 6}]}
 
 
-def test_a_file_that_was_made_is_removed_and_one_that_was_removed_is_there_again(machine: Machine) -> None:
+def test_a_created_file_is_removed_and_a_removed_one_restored(machine: Machine) -> None:
     machine.write("c1", "made/deep/new.txt", b"new")
     assert machine.undo("c1")["files"][0]["action"] == "removed"
     assert not (machine.work / "made").exists(), "nor the folders it was made in"
@@ -198,9 +198,9 @@ def test_a_dry_run_shows_the_difference_and_does_nothing(machine: Machine) -> No
     path = machine.work / "a.txt"
     path.write_text("one\ntwo\n")
     machine.write("c1", "a.txt", b"one\n2\n")
-    told = machine.undo("c1", dry_run=True)
-    assert told["undone"] is False and told["dryRun"] is True
-    assert told["files"][0]["diff"] == f"--- {path}\n+++ {path}\n@@ -1,2 +1,2 @@\n one\n-2\n+two\n"
+    reported = machine.undo("c1", dry_run=True)
+    assert reported["undone"] is False and reported["dryRun"] is True
+    assert reported["files"][0]["diff"] == f"--- {path}\n+++ {path}\n@@ -1,2 +1,2 @@\n one\n-2\n+two\n"
     assert path.read_text() == "one\n2\n"
     machine.undo("c1")
 

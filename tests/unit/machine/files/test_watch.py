@@ -1,4 +1,4 @@
-"""What the kernel tells of a folder's files."""
+"""Changes in folders as the kernel reports them."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ def watched(tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / "one", tmp_path / "two"
 
 
-def test_every_kind_of_change_is_told_once(watched: tuple[Path, Path]) -> None:
+def test_every_kind_of_change_is_reported_once(watched: tuple[Path, Path]) -> None:
     one, two = watched
     watch = FolderWatch(watched)
     try:
@@ -42,7 +42,7 @@ def test_every_kind_of_change_is_told_once(watched: tuple[Path, Path]) -> None:
 
 
 @pytest.mark.parametrize("what", ["replaced", "gone", "replaced above"])
-def test_a_folder_that_is_another_one_now_is_told(tmp_path: Path, what: str) -> None:
+def test_a_replaced_folder_is_reported(tmp_path: Path, what: str) -> None:
     folder = tmp_path / "above" / "folder"
     folder.mkdir(parents=True)
     watch = FolderWatch([folder])
@@ -66,13 +66,13 @@ def test_what_cannot_be_watched_is_refused(tmp_path: Path) -> None:
             FolderWatch([path])
 
 
-def test_too_much_to_tell_is_told(watched: tuple[Path, Path]) -> None:
+def test_too_many_changes_are_reported_as_unknown(watched: tuple[Path, Path]) -> None:
     most = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
     if most > 100_000:
         pytest.skip("the kernel keeps more events here than is worth making")
     watch = FolderWatch(watched)
     try:
-        paths = [watched[0] / "a", watched[0] / "b"]  # the same event twice in a row is told once
+        paths = [watched[0] / "a", watched[0] / "b"]  # the same event twice in a row is reported once
         for path in paths:
             path.write_text("")
         for number in range(most + 1):

@@ -1,4 +1,4 @@
-"""What a worker said is heard, also when it has ended by the time we speak to it again."""
+"""Answers of a worker are received even if it has ended before the next request."""
 
 from __future__ import annotations
 

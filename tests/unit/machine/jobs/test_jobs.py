@@ -272,7 +272,7 @@ def test_input_is_written_and_closed(box: Box) -> None:
     box.run(scenario)
 
 
-def test_input_that_nobody_reads_is_refused_at_last_and_never_blocks(box: Box) -> None:
+def test_unread_input_is_refused_beyond_a_limit_and_never_blocks(box: Box) -> None:
     async def scenario(jobs: Jobs) -> None:
         job = await jobs.start("sleep 1000", workdir="/", stdin=True)
         await jobs.write(job, b"x" * 1_000_000)
@@ -542,7 +542,7 @@ def test_a_job_survives_the_killing_of_its_program(box: Box) -> None:
     box.run(scenario)
 
 
-def test_an_end_while_nobody_looked_is_found(box: Box) -> None:
+def test_an_end_without_a_client_is_found(box: Box) -> None:
     (name,) = killed_owner(box, "sleep 0.2; echo over; exit 3")
     record = box.folder / name / "record.jsonl"
 
@@ -559,7 +559,7 @@ def test_an_end_while_nobody_looked_is_found(box: Box) -> None:
     box.run(scenario)
 
 
-def test_the_timeout_holds_while_nobody_looks(box: Box) -> None:
+def test_the_timeout_applies_without_a_client(box: Box) -> None:
     async def first(jobs: Jobs) -> str:
         return (await jobs.start("sleep 1000", workdir="/", timeout=1.0)).id
 
@@ -574,7 +574,7 @@ def test_the_timeout_holds_while_nobody_looks(box: Box) -> None:
     box.run(second)
 
 
-def test_jobs_go_on_and_new_ones_start_when_the_keeper_is_killed(box: Box) -> None:
+def test_jobs_continue_and_new_ones_start_when_the_keeper_is_killed(box: Box) -> None:
     async def scenario(jobs: Jobs) -> None:
         job = await jobs.start("read line; exit 8", workdir="/", stdin=True)
         worker = int(Path(f"/proc/{job.pid}/stat").read_text().rpartition(")")[2].split()[1])
@@ -613,7 +613,7 @@ def test_a_job_whose_worker_is_killed_is_lost_with_its_log_and_can_still_be_ende
     box.run(later)
 
 
-def test_after_a_reboot_a_job_is_lost_with_its_log(box: Box) -> None:
+def test_after_a_reboot_a_job_is_lost_and_its_log_kept(box: Box) -> None:
     async def first(jobs: Jobs) -> str:
         job = await jobs.start("echo before; sleep 1000", workdir="/", background=True)
         await until(lambda: jobs.size(job), "the first word")

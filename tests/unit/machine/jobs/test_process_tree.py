@@ -1,4 +1,4 @@
-"""Ending a tree leaves nothing of it, however a descendant has detached itself."""
+"""Ending a process tree ends all of it, however a descendant has detached itself."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def test_the_environment_is_the_callers_and_not_the_gateways(workspace: Path, mo
 
 
 @pytest.mark.parametrize("network", [False, True])
-def test_the_network_is_there_only_when_it_is_chosen(workspace: Path, network: bool) -> None:
+def test_the_network_is_available_only_if_it_is_chosen(workspace: Path, network: bool) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         threading.Thread(target=lambda: server.accept()[0].close() if network else None, daemon=True).start()
         command = f"exec 3<>/dev/tcp/127.0.0.1/{server.getsockname()[1]}"
@@ -115,7 +115,9 @@ def test_what_the_machine_cannot_give_is_refused_and_nothing_runs(
     (broken / "bwrap").write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2; exit 1\n")
     (broken / "bwrap").chmod(0o755)
     monkeypatch.setenv("PATH", str(broken))
-    with pytest.raises(Failed, match=r"cannot give it: bwrap: No permissions .*; the command did not run"):
+    with pytest.raises(
+        Failed, match=r"does not work on this machine: bwrap: No permissions .*; the command did not run"
+    ):
         Sandbox(workspace).check()
     (broken / "bwrap").unlink()
     with pytest.raises(Failed, match="'bwrap' is missing"):

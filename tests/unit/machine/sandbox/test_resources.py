@@ -125,7 +125,7 @@ def confined(folder: Path, level: str, limits: ResourceLimits, uid: int = os.get
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_a_memory_bomb_and_a_large_file_are_stopped(tmp_path: Path, level: str) -> None:
+def test_too_much_memory_and_a_large_file_are_stopped(tmp_path: Path, level: str) -> None:
     run = confined(tmp_path, level, ResourceLimits(memory=512 * MIB, disk=MIB))
     bomb = run("/usr/bin/python3 -c 'x = bytearray(2 * 1024**3)'")
     assert bomb.returncode != 0 and "MemoryError" in bomb.stderr, bomb

@@ -144,7 +144,7 @@ def test_a_trailing_slash_finds_folders(tree: Path) -> None:
     assert sorted(found(tree, "src/**/")) == ["src/deep", "src/deep/er"]
 
 
-def test_the_search_starts_where_told(tree: Path) -> None:
+def test_the_search_starts_in_the_given_folder(tree: Path) -> None:
     assert found(tree, "*.rs", "src") == ["src/main.rs"]
     assert found(tree, "../*.md", "src") == ["new.md", "old.md"]
     assert found(tree, f"{tree}/src/*.rs", "src/deep") == ["src/main.rs"]
@@ -363,7 +363,7 @@ def test_one_file_can_be_searched(tree: Path) -> None:
 @pytest.mark.parametrize(
     "pattern", ["(", "[a", "a{2", "(?=x)", r"\1", "a\nb", "a" * 200_000, "(?:x{1000}){1000}{1000}"]
 )
-def test_an_expression_that_is_none(tree: Path, pattern: str) -> None:
+def test_an_invalid_expression(tree: Path, pattern: str) -> None:
     with pytest.raises(BadPattern) as refused:
         hits(tree, pattern)
     assert str(refused.value)

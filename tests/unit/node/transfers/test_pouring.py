@@ -1,4 +1,4 @@
-"""A thread that sends a file: it ends when it is told to, at whatever moment that is."""
+"""A thread that sends a file: it ends when it is stopped, at any moment."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def end(kind: Any, folder: Path, role: Any) -> Any:
 
 
 def ready(folder: Path, frames: int) -> tuple[Any, OutgoingFiles]:
-    """A sender of a file of so many frames, and the file."""
+    """Return a sender of a file with this many frames, and the file."""
     (folder / "file").write_bytes(bytes(frames * TRANSFER_FRAME_BYTES))
     outgoing = OutgoingFiles(Files(folder), "file", 1, folder / "kept")
     outgoing.begin(0)

@@ -108,7 +108,7 @@ def test_a_disk_that_loses_a_write_is_not_trusted_again(tmp_path: Path, disk: Co
         store = SqliteStore.open(tmp_path / "x.db")
         await store.write(note("kept"))
         disk.broken = True
-        with pytest.raises(StoreError, match="did not take a write"):
+        with pytest.raises(StoreError, match="a write to the disk failed"):
             await store.write(note("lost"))
         disk.broken = False
         assert not store.healthy

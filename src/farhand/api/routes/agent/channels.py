@@ -67,14 +67,14 @@ class ChannelRoutes:
     )
     async def post(self, request: Request) -> Reply:
         hook_id = request.params["hook_id"]
-        door = self._hooks.door(hook_id)
-        if door is None:
+        handler = self._hooks.post_handler(hook_id)
+        if handler is None:
             self._hooks.find(hook_id)
         body = await request.body()
         with refusing(Unsigned, status=401, code="unauthorized"):
-            if door is not None:
-                await door.receive(request.headers, body)
-                return json_reply({"accepted": True}, door.status)
+            if handler is not None:
+                await handler.receive(request.headers, body)
+                return json_reply({"accepted": True}, handler.status)
             if len(body) > MAX_POST_BYTES:
                 raise Problem(413, "too_large", f"a post has at most {MAX_POST_BYTES} bytes")
             delivery = request.header(b"idempotency-key") or request.header(b"x-webhook-id")
@@ -91,11 +91,11 @@ class ChannelRoutes:
         errors=(403, 405),
     )
     async def challenge(self, request: Request) -> Reply:
-        door = self._hooks.door(request.params["hook_id"])
-        if door is None or door.challenge is None:
+        handler = self._hooks.post_handler(request.params["hook_id"])
+        if handler is None or handler.challenge is None:
             raise Problem(405, "method_not_allowed", "use POST for a hook", headers=[(b"allow", b"POST")])
         names = ("hub.mode", "hub.verify_token", "hub.challenge")
-        answer = door.challenge({name: request.query(name) or "" for name in names})
+        answer = handler.challenge({name: request.query(name) or "" for name in names})
         if answer is None:
             raise Problem(403, "forbidden", "the verify token does not match the settings")
         return Reply(answer.encode(), content_type=b"text/plain")
@@ -173,7 +173,7 @@ class ChannelRoutes:
     async def reject(self, request: Request) -> Pairing:
         return await self._inbound.decide(request.params["who"], False, request.query("channel"))
 
-    @channel_route("DELETE /v1/channels/pairings/{who}", Scope.PAIR, "Take a decision back.", query=ON_CHANNEL)
+    @channel_route("DELETE /v1/channels/pairings/{who}", Scope.PAIR, "Withdraw a decision.", query=ON_CHANNEL)
     async def forget(self, request: Request) -> dict[str, str]:
         gone = await self._inbound.forget(request.params["who"], request.query("channel"))
         return {"removed": gone.sender, "channel": gone.channel}

@@ -176,7 +176,7 @@ def use_of(tx: Tx, limit: Limit, now: int) -> Use:
 
 
 def subjects_in_use(tx: Tx, now: int) -> set[str]:
-    """Return the subjects of which something is used in the present periods."""
+    """Return the subjects that have used something in the present periods."""
     spans = (TOTAL, _day(now).strftime("%Y-%m-%d"))
     return {str(row[0]) for row in tx.execute(_SUBJECTS, (*spans, *spans))}
 
