@@ -112,6 +112,8 @@ class GatewayProcess:
         try:
             status = self.process.wait(60)
         except subprocess.TimeoutExpired:
+            (self.home / "show-tasks").touch()  # siege_gateway.py writes to the log where it stands
+            time.sleep(3)
             os.killpg(self.process.pid, signal.SIGKILL)
             raise
         finally:

@@ -16,7 +16,10 @@ table `siege_late_writes` has the gateways that wrote after others had taken ove
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import os
+import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -37,6 +40,18 @@ from farhand.store.tables import calls, fleet, waiting_calls
 from farhand.store.tables.calls import CallState
 
 HOME = Path(os.environ["FARHAND_HOME"])
+
+
+def show_tasks() -> None:
+    """Print where every thread and task is, each time the file `show-tasks` appears in the home."""
+    while True:
+        time.sleep(1)
+        if (HOME / "show-tasks").exists():
+            (HOME / "show-tasks").unlink()
+            faulthandler.dump_traceback(all_threads=True)
+            for task in list(getattr(asyncio.tasks, "_all_tasks", ())):
+                task.print_stack(file=sys.stderr)
+            sys.stderr.flush()
 
 
 def asked(what: str) -> float | None:
@@ -175,4 +190,5 @@ if __name__ == "__main__":
     repeat_ends()
     if (guard := os.environ.get("SIEGE_MUTANT", "")) in MUTANTS:
         MUTANTS[guard]()
+    threading.Thread(target=show_tasks, daemon=True).start()
     main()

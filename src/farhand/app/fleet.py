@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import importlib
 import importlib.util
@@ -40,6 +41,8 @@ LEAST_SECRET: Final = 32
 REPLICA_FILE: Final = "replica"
 OWNER_HASH: Final = "owner_hash"
 EXTRA: Final = "pip install 'farhand[fleet]'"
+# How long a gateway that stops tries to tell the others.
+LEAVE_SECONDS: Final = 5.0
 
 
 def check_fleet_settings(config: Config) -> None:
@@ -101,8 +104,9 @@ async def join(home: Path, config: Config, database: GroupCommit, stack: context
     database.query(lambda tx: own_unowned(tx, name))
 
     async def leave() -> None:
-        with contextlib.suppress(StoreError):
-            await database.write(lambda tx: leave_fleet(tx, name))
+        with contextlib.suppress(StoreError, TimeoutError):  # without it, the others notice after a while
+            async with asyncio.timeout(LEAVE_SECONDS):
+                await database.write(lambda tx: leave_fleet(tx, name))
 
     async def show_alive() -> float:
         await database.write(lambda tx: beat(tx, name, digest), durable=False)

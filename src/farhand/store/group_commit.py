@@ -16,6 +16,8 @@ from farhand.store.tables.metrics import Durations
 T = TypeVar("T")
 
 READERS: Final = 2
+# How long a store that is being closed waits for an engine that does not answer.
+CLOSE_SECONDS: Final = 10.0
 
 AnyFuture = asyncio.Future[Any] | concurrent.futures.Future[Any]
 # An operation, the future of its value, and whether its commit must be durable.
@@ -54,6 +56,9 @@ class GroupCommit:
     def shut(self) -> None:
         """Close a store on which only `query` was used."""
         raise NotImplementedError
+
+    def _hang_up(self) -> None:
+        """End what threads wait for from an engine that does not answer. What they do then fails."""
 
     @property
     def sealer(self) -> Seals:
@@ -164,11 +169,19 @@ class GroupCommit:
     async def close(self) -> None:
         if self._writer is not None:
             if self.broken is None:
-                with contextlib.suppress(StoreError):
-                    await self.write(_nothing)
+                try:
+                    async with asyncio.timeout(CLOSE_SECONDS):
+                        await self.write(_nothing)
+                except StoreError:
+                    pass
+                except TimeoutError:
+                    self._hang_up()
             self._queue.put(None)
             await asyncio.to_thread(self._writer.join)
-        await asyncio.to_thread(self._reading.shutdown)
+        reading = asyncio.ensure_future(asyncio.to_thread(self._reading.shutdown, cancel_futures=True))
+        if not (await asyncio.wait([reading], timeout=CLOSE_SECONDS))[0]:
+            self._hang_up()
+        await reading
         self.shut()
 
 

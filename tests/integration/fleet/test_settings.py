@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.fleet_servers import NatsServer, PostgresServer, fleet_environment, running_postgres
-from tests.support.harness import GatewayProcess, wait_until
+from tests.support.harness import GatewayProcess, Proxy, wait_until
 
 SECRET = "pg-secret-word"
 STORE = f"postgresql://farhand:{SECRET}@127.0.0.1:1/farhand"
@@ -88,3 +88,19 @@ def test_without_its_database_the_gateway_refuses_calls_and_resumes_by_itself(
             wait_until(lambda: gateway.request("GET", "/readyz", token=None).status == 200, 60, "ready")
             assert gateway.invoke(f"{node}__Bash", {"command": "echo two"})["ok"]
             assert gateway.wait_for_node(node)["connected_at"] == joined, "it stayed connected"
+
+
+@pytest.mark.parametrize("how", ["stopped", "silent"])
+def test_a_gateway_stops_although_its_database_does_not_answer(
+    tmp_path: Path, nats: NatsServer, bucket: tuple[str, str], how: str
+) -> None:
+    with running_postgres() as server, Proxy(server.port) as relay:
+        url = server.new_database().replace(f":{server.port}/", f":{relay.port}/")
+        env = fleet_environment(url, nats, bucket, f"stop-{how}")
+        with GatewayProcess(tmp_path / "home", command="up", env=env) as gateway:
+            wait_until(lambda: gateway.get("/v1/nodes")["nodes"], 60, "the node")
+            if how == "stopped":
+                relay.cut(refuse=True)
+            else:
+                relay.freeze()
+            assert gateway.stop() == 0, gateway.log.read_text()[-3000:]

@@ -7,8 +7,11 @@ While the database cannot be reached, writes are refused; the writer connects ag
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import secrets
+import socket
 import threading
 import time
 from typing import Any, Final, TypeVar
@@ -314,6 +317,12 @@ class PostgresStore(GroupCommit):
     @property
     def sealer(self) -> Seals:
         return self._journal.sealer
+
+    def _hang_up(self) -> None:
+        for connection in (*self._read_connections, self._connection):
+            # psycopg has no call for this that another thread may make.
+            with contextlib.suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as peer:
+                peer.shutdown(socket.SHUT_RDWR)
 
     def shut(self) -> None:
         if self._doubt is not None:
