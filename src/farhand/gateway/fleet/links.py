@@ -18,12 +18,13 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
 from functools import partial
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 
 from farhand.gateway.calls.gate import Gate
 from farhand.gateway.nodes.registry import Connection, Link, NodeRegistry
+from farhand.gateway.repeating import BackgroundTasks
 from farhand.machine import tracing
 from farhand.protocol.errors import FarhandError, ProtocolError
 from farhand.protocol.frames import read_header
@@ -221,7 +222,7 @@ class FleetLinks:
         # Frames that arrived before their connection was made here.
         self._early: dict[str, list[tuple[Kind, bytes]]] = {}
         self._subscriptions: list[Subscription] = []
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = BackgroundTasks()
         self._hint = asyncio.Event()
         self._syncing = asyncio.Lock()
 
@@ -233,18 +234,12 @@ class FleetLinks:
             serve(f"fh.replica.{self._replica}", self._asked),
             serve(LINKS, self._hinted),
         ]
-        self._begin(self._follow())
+        self._tasks.start(self._follow())
 
     def close(self) -> None:
         for subscription in self._subscriptions:
             subscription.close()
-        for task in list(self._tasks):
-            task.cancel()
-
-    def _begin(self, work: Any) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.cancel()
 
     # -- as a holder ------------------------------------------------------------------------------------
 
@@ -296,7 +291,7 @@ class FleetLinks:
         waiting = self._lookups.get(connection)
         if waiting is None:
             waiting = self._lookups[connection] = deque()
-            self._begin(self._find_owners(connection, waiting))
+            self._tasks.start(self._find_owners(connection, waiting))
         if len(waiting) >= MOST_LOOKUPS or sum(len(one) for one, _ in waiting) > MOST_LOOKUP_BYTES:
             if connection.current:
                 log.warning(
