@@ -142,7 +142,8 @@ def check_machines(tx: Tx, limit: Limit, nodes: Collection[str], now: int) -> No
 
 def settle(tx: Tx, hold: str, actual: Mapping[Unit, int], now: int) -> None:
     """Replace a reservation with what was used; units that are not in `actual` were used as reserved."""
-    rows = [(str(subject), Unit(unit), str(span), int(amount)) for subject, unit, span, amount in _held(tx, hold)]
+    held = tx.execute(_HELD, (hold,)).fetchall()
+    rows = [(str(subject), Unit(unit), str(span), int(amount)) for subject, unit, span, amount in held]
     if rows:
         changes = [
             (subject, str(unit), span, actual.get(unit, amount) - amount, now) for subject, unit, span, amount in rows
@@ -165,7 +166,6 @@ def add(tx: Tx, limits: Sequence[Limit], amounts: Mapping[Unit, int], now: int) 
 
 
 def use_of(tx: Tx, limit: Limit, now: int) -> Use:
-    """Return what is used of a limit in the present period."""
     span = limit.span(now)
     if limit.unit is Unit.MACHINES:
         return Use(limit, len(tx.execute(_MACHINES, (limit.subject, span)).fetchall()), 0)
@@ -179,10 +179,6 @@ def subjects_in_use(tx: Tx, now: int) -> set[str]:
     """Return the subjects of which something is used in the present periods."""
     spans = (TOTAL, _day(now).strftime("%Y-%m-%d"))
     return {str(row[0]) for row in tx.execute(_SUBJECTS, (*spans, *spans))}
-
-
-def _held(tx: Tx, hold: str) -> Sequence[tuple[Any, ...]]:
-    return tx.execute(_HELD, (hold,)).fetchall()
 
 
 def _day(now: int) -> datetime:
