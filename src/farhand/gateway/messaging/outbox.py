@@ -60,8 +60,6 @@ QueueKey = tuple[str, str, str]
 
 
 class _PeerQueue:
-    """Hold the sending state of one peer."""
-
     def __init__(self) -> None:
         self.changed = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
@@ -219,7 +217,6 @@ class Messages:
         return str(kept.place)
 
     async def last_active(self, agent_id: str) -> Place | None:
-        """Return the place from which an agent was last addressed."""
         return await self._database.read(lambda store: outbox.last_active(store, agent_id))
 
     async def outcome(self, record: OutboxRecord, seconds: float) -> OutboxRecord:

@@ -76,7 +76,6 @@ def usage(tx: Tx) -> HistorySize:
 
 
 def used_bytes(tx: Tx) -> int:
-    """Return the size of the store."""
     return tx.used_bytes()
 
 

@@ -70,8 +70,6 @@ class KeptHead(msgspec.Struct, frozen=True):
 
 
 class Sealer:
-    """Hashes rows with one key."""
-
     __slots__ = ("_base", "beginning")
 
     def __init__(self, key: bytes) -> None:
@@ -141,7 +139,6 @@ class SealedJournal:
 
     @property
     def pending(self) -> int:
-        """Return the number of rows that the current transaction adds."""
         return len(self._pending)
 
     @property
@@ -207,7 +204,6 @@ def load_key(home: Path, *, make: bool = False) -> bytes:
 
 
 def journal_end(tx: Tx) -> Head:
-    """Return the newest row."""
     rows: list[Any] = tx.execute(LAST).fetchall()
     return Head(rows[0][0], rows[0][1] or b"") if rows else Head(0, b"")
 

@@ -79,7 +79,6 @@ def _plain(value: Any) -> Any:
 
 
 def translated(error: psycopg.Error) -> StoreError:
-    """Return the StoreError for an error of the engine."""
     said = first_line(error)
     if isinstance(error, _CONSTRAINTS):
         return IntegrityError(said)
@@ -92,8 +91,6 @@ def first_line(error: Exception) -> str:
 
 
 class PostgresTx:
-    """A transaction on a connection of the store."""
-
     __slots__ = ("_connection", "_cursor", "_journal")
 
     def __init__(self, connection: Connection, journal: SealedJournal | None = None) -> None:

@@ -220,7 +220,6 @@ def pressing(tx: Tx, now: int, ahead: int) -> bool:
 
 
 def next_at(tx: Tx) -> int | None:
-    """Return the next slot of any job."""
     row: Any = tx.execute(NEXT_AT).fetchall()[0]
     return None if row[0] is None else int(row[0])
 

@@ -39,7 +39,6 @@ def add_calls(tx: Tx, fanout: str, calls: Mapping[str, str]) -> None:
 
 
 def fanout_nodes(tx: Tx, fanout: str) -> list[str]:
-    """Return the nodes of a fan-out."""
     rows: list[Any] = tx.execute(NODES, (fanout,)).fetchall()
     return msgspec.json.decode(rows[0][0], type=list[str]) if rows else []
 

@@ -131,7 +131,6 @@ def own_unowned(tx: Tx, replica: str) -> None:
 
 
 def owner_of(tx: Tx, call_id: str) -> str | None:
-    """Return the gateway that owns an open call."""
     rows = tx.execute(OWNER, (call_id,)).fetchall()
     return None if not rows or rows[0][0] is None else str(rows[0][0])
 
@@ -145,7 +144,6 @@ def other_worker(tx: Tx, key: str, replica: str) -> str | None:
 
 
 def run_owner(tx: Tx, run_id: str) -> str | None:
-    """Return the gateway that works on an open run."""
     rows = tx.execute("SELECT replica FROM runs WHERE id = ? AND ended_at IS NULL", (run_id,)).fetchall()
     return None if not rows or rows[0][0] is None else str(rows[0][0])
 

@@ -179,7 +179,6 @@ def save_message(tx: Tx, record: OutboxRecord, now: int) -> bool:
 
 
 def beat(tx: Tx, holder: str) -> None:
-    """Show that a gateway is alive."""
     tx.execute(BEAT, (holder,))
 
 

@@ -89,7 +89,6 @@ ORIGIN_OF_RUN: Final = "SELECT origin FROM runs WHERE id = ?"
 
 
 def begin_waiting(tx: Tx, record: CallRecord, row: WaitingRow) -> None:
-    """Store a waiting call."""
     calls.begin(tx, record)
     _WAITING.add(tx, row, _WAITING.replace("call_id"))
 
