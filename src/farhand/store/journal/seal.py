@@ -29,7 +29,6 @@ KEY_BYTES: Final = 32
 HASH_BYTES: Final = 32
 LARGE_BYTES: Final = 256 * 1024
 APPEND: Final = "INSERT INTO events (id, at, kind, subject, data, hash) VALUES (?, ?, ?, ?, ?, ?)"
-LAST: Final = "SELECT id, hash FROM events ORDER BY id DESC LIMIT 1"
 
 # Encodes values for hashing; different values never have the same encoding.
 packed = msgspec.msgpack.Encoder().encode
@@ -204,7 +203,7 @@ def load_key(home: Path, *, make: bool = False) -> bytes:
 
 
 def journal_end(tx: Tx) -> Head:
-    rows: list[Any] = tx.execute(LAST).fetchall()
+    rows: list[Any] = tx.execute("SELECT id, hash FROM events ORDER BY id DESC LIMIT 1").fetchall()
     return Head(rows[0][0], rows[0][1] or b"") if rows else Head(0, b"")
 
 

@@ -74,7 +74,6 @@ _asked: Final = itemgetter(*map(_COLUMNS.index, ASKED))
 NOT_ENDED: Final = (CallState.RUNNING.value, *[None] * (len(ENDED) - 1))
 
 INSERT: Final = f"INSERT INTO calls ({', '.join(_FIELDS)}, seq) VALUES ({'?, ' * len(_FIELDS)}?)"  # noqa: S608
-NEWEST: Final = "SELECT coalesce(max(seq), 0) FROM calls"
 START: Final = """
     UPDATE calls SET state = 'running', route = ?, node_id = ?, capability = ?, node_boot = ?, deadline_at = ?
     WHERE id = ? AND state = 'waiting' AND ended_at IS NULL"""
@@ -110,7 +109,7 @@ def begin(tx: Tx, record: CallRecord) -> None:
 
 def begin_all(tx: Tx, records: Iterable[CallRecord]) -> None:
     """Store new calls, which may have ended already."""
-    number: int = tx.execute(NEWEST).fetchall()[0][0]
+    number: int = tx.execute("SELECT coalesce(max(seq), 0) FROM calls").fetchall()[0][0]
     rows: list[tuple[Any, ...]] = []
     for record in records:
         number += 1

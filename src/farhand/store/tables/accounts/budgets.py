@@ -82,7 +82,6 @@ class BudgetExceeded(StoreError):
         self.least = least
 
 
-_USED: Final = "SELECT used FROM budget_use WHERE subject = ? AND unit = ? AND period = ?"
 _RESERVED: Final = "SELECT coalesce(sum(amount), 0) FROM budget_holds WHERE subject = ? AND unit = ? AND period = ?"
 _ADD: Final = """
     INSERT INTO budget_use (subject, unit, period, used, updated_at) VALUES (?, ?, ?, ?, ?)
@@ -170,7 +169,7 @@ def use_of(tx: Tx, limit: Limit, now: int) -> Use:
     if limit.unit is Unit.MACHINES:
         return Use(limit, len(tx.execute(_MACHINES, (limit.subject, span)).fetchall()), 0)
     key = (limit.subject, str(limit.unit), span)
-    rows = tx.execute(_USED, key).fetchall()
+    rows = tx.execute("SELECT used FROM budget_use WHERE subject = ? AND unit = ? AND period = ?", key).fetchall()
     [(reserved,)] = tx.execute(_RESERVED, key).fetchall()
     return Use(limit, int(rows[0][0]) if rows else 0, int(reserved))
 
