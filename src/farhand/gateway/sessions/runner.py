@@ -16,7 +16,7 @@ from farhand.agent.events import Appended, Compacted, Completed, Event, RunFaile
 from farhand.agent.loop import JoiningMessage, Limits
 from farhand.agent.prompt import Prompted, PromptParts
 from farhand.agent.tokens import text_tokens
-from farhand.agent.tool_outcome import Outcome, cancelled
+from farhand.agent.tool_outcome import Outcome, argument_fault, cancelled
 from farhand.agent.tool_search import CORE, ToolCost, ToolShelf
 from farhand.agent.tools import AgentTool, Call, ToolList, Tools, WithClients
 from farhand.agent.transcript import interrupted, mend, unanswered
@@ -368,11 +368,8 @@ class _Turn:
     async def _again(self, call: Call, use: ToolUse) -> Outcome:
         if use not in self._asked[1]:
             return Outcome.failed("failed", interrupted(use).text)
-        try:
-            if not isinstance(msgspec.json.decode(use.arguments), dict):
-                raise msgspec.DecodeError("they must be a JSON object")
-        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-            return Outcome.failed("invalid_args", f"the arguments of {use.name} are not valid JSON: {error}")
+        if (fault := argument_fault(use, "stop")) is not None:
+            return Outcome.failed("invalid_args", fault)
         return await call(use)
 
     def _model(self) -> Model:
