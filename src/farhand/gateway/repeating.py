@@ -36,6 +36,14 @@ class BackgroundTasks(set[asyncio.Task[Any]]):
         await asyncio.gather(*self, return_exceptions=True)
 
 
+async def set_within(event: asyncio.Event, seconds: float | None) -> bool:
+    """Wait until an event is set, but not longer than `seconds`; return whether it is set."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    return event.is_set()
+
+
 class Repeating:
     """Call `work` again and again, from `start` until `stop`, or until `work` returns None."""
 
@@ -75,9 +83,7 @@ class Repeating:
     async def _repeat(self) -> None:
         delay = self._first_delay
         while delay is not None:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(delay):
-                    await self._woken.wait()
+            await set_within(self._woken, delay)
             self._woken.clear()
             try:
                 delay = await self._work()

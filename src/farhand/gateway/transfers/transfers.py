@@ -25,7 +25,7 @@ from farhand.gateway.calls.open_call import UNKNOWN
 from farhand.gateway.nodes.endpoints import Endpoint, read_endpoint
 from farhand.gateway.nodes.queries import Queries
 from farhand.gateway.nodes.registry import Connection, NodeRegistry
-from farhand.gateway.repeating import BackgroundTasks
+from farhand.gateway.repeating import BackgroundTasks, set_within
 from farhand.gateway.transfers.gateway_endpoints import OwnReceiver, OwnSender
 from farhand.gateway.transfers.relay import Interrupted, NodeParty, Party, Role, StartAgain, Stream
 from farhand.gateway.transfers.splice_relay import CAN_CARRY, SpliceRelay
@@ -505,11 +505,7 @@ class Transfers:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise Failed(f"{error.message}; it did not come back within {AWAY_SECONDS:.0f} s") from None
-                try:
-                    async with asyncio.timeout(left):
-                        await arrivals.wait()
-                except TimeoutError:
-                    continue
+                await set_within(arrivals, left)
 
     def _party(self, opened: OpenTransfer, role: Role) -> Party:
         own = opened.own.get(role)
