@@ -20,14 +20,11 @@ DURABLE = ("token.", "freeze.", "policy.always", "policy.saved", "node.described
 
 
 class EventJournal:
-    """Appends events to the store and reads them back."""
-
     def __init__(self, database: Store, clock: Callable[[], int]) -> None:
         self._database = database
         self._clock = clock
 
     def note(self, kind: str, subject: str, data: Mapping[str, Any]) -> None:
-        """Append an event."""
         self.record(lambda _: None, kind, subject, data)
 
     def record(

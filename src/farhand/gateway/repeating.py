@@ -1,12 +1,12 @@
-"""Work that repeats while the gateway runs."""
+"""Work beside the callers: tasks in the background, and work that repeats while the gateway runs."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Self
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Self, TypeVar
 
 from farhand.store.ports import StoreError
 
@@ -14,6 +14,34 @@ log = logging.getLogger(__name__)
 
 # After a failure.
 RETRY_SECONDS = 60.0
+T = TypeVar("T")
+
+
+class BackgroundTasks(set[asyncio.Task[Any]]):
+    """Tasks that their starter does not await; each is kept until it ends."""
+
+    def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.get_running_loop().create_task(work)
+        self.add(task)
+        task.add_done_callback(self.discard)
+        return task
+
+    def cancel(self) -> None:
+        for task in self:
+            task.cancel()
+
+    async def stop(self) -> None:
+        """Cancel the tasks and wait until they have ended."""
+        self.cancel()
+        await asyncio.gather(*self, return_exceptions=True)
+
+
+async def set_within(event: asyncio.Event, seconds: float | None) -> bool:
+    """Wait until an event is set, but not longer than `seconds`; return whether it is set."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    return event.is_set()
 
 
 class Repeating:
@@ -55,9 +83,7 @@ class Repeating:
     async def _repeat(self) -> None:
         delay = self._first_delay
         while delay is not None:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(delay):
-                    await self._woken.wait()
+            await set_within(self._woken, delay)
             self._woken.clear()
             try:
                 delay = await self._work()

@@ -50,8 +50,6 @@ _STATUSES: Final = {
 
 
 class AnthropicModel(HttpModel):
-    """A model of a provider with Anthropic's Messages API."""
-
     PATH = "/messages"
 
     def _api_headers(self, api_key: str) -> dict[str, str]:

@@ -56,8 +56,6 @@ def _open_client() -> Any:
 
 
 class Builder(Protocol):
-    """Assembles a reply from the chunks of an API."""
-
     @property
     def finished(self) -> bool:
         """Return whether the model has finished its reply."""
@@ -132,11 +130,9 @@ class HttpModel:
         raise NotImplementedError
 
     def _body(self, request: ModelRequest, names: ToolNames) -> dict[str, Any]:
-        """Return the body of the request in the API's format."""
         raise NotImplementedError
 
     def _builder(self, names: ToolNames) -> Builder:
-        """Return a builder for one reply."""
         raise NotImplementedError
 
     def _newly_refused(self, status: int, text: str, body: dict[str, Any]) -> str | None:  # noqa: ARG002

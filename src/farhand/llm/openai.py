@@ -16,8 +16,6 @@ _OPTIONAL: Final = ("stream_options", "temperature", "reasoning_effort", "max_to
 
 
 class OpenAIModel(HttpModel):
-    """A model of a provider with the OpenAI chat API."""
-
     PATH = "/chat/completions"
 
     def _api_headers(self, api_key: str) -> dict[str, str]:

@@ -59,7 +59,6 @@ class ReplyBuilder:
 
     @property
     def finished(self) -> bool:
-        """Return whether the model has finished its reply."""
         return self._finish is not None
 
     def add(self, chunk: Any) -> list[StreamEvent]:

@@ -1,14 +1,20 @@
-"""The time zone of this machine."""
+"""The time zone of this machine, and times as text."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
 ZONE_LINK = Path("/etc/localtime")
 ZONE_FILE = Path("/etc/timezone")
 UTC_NAMES = ("Etc/UTC", "Etc/UCT", "Etc/Universal", "Etc/Zulu", "Universal", "Zulu", "UCT")
+
+
+def utc_text(milliseconds: int, timespec: str = "seconds") -> str:
+    """Return a time, in milliseconds since 1970, as text: `2026-11-16T04:10:03Z`."""
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec=timespec).replace("+00:00", "Z")
 
 
 def machine_zone(environ: Mapping[str, str]) -> ZoneInfo:

@@ -29,8 +29,6 @@ _SETTLING_NS: Final = 100_000_000
 
 
 class Source(Protocol):
-    """The memory files of one place."""
-
     # Identifies this place across restarts.
     name: str
     # Prefix of its paths when they are displayed.

@@ -27,8 +27,6 @@ MOST_DIMENSIONS = 8192
 
 
 class SignIndex:
-    """The sign bits of many vectors."""
-
     def __init__(self, rows: Sequence[tuple[int, int, bytes]], centre: Vector | None, arrays: Any = None) -> None:
         """`rows`: chunk ids in order, the ids of their vectors, and their sign bits. `arrays`: numpy."""
         self.ids = [chunk for chunk, _, _ in rows]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 from functools import partial
 from typing import Final
 
@@ -17,6 +16,7 @@ import msgspec
 
 from farhand.gateway.access.credentials import OWNER, Credentials, Scope
 from farhand.gateway.access.principal import Principal
+from farhand.machine.time_zone import utc_text
 from farhand.store.ports import Store, Tx
 from farhand.store.tables.accounts import budgets as table
 from farhand.store.tables.accounts.budgets import LARGEST, SCALE, BudgetExceeded, Limit, Period, Unit, Use, Want
@@ -108,7 +108,6 @@ class Budgets:
         self._parents: dict[str, str | None] = {}
 
     def load(self, limits: Iterable[Limit]) -> None:
-        """Load the stored limits."""
         self._stored = {}
         for limit in limits:
             self._stored.setdefault(limit.subject, {})[limit.unit] = limit
@@ -121,7 +120,6 @@ class Budgets:
 
     @property
     def unlimited(self) -> bool:
-        """Return whether there are no limits at all."""
         return not self._stored and self._settings() == _NO_LIMITS
 
     async def limits(self, principal: Principal, session_key: str | None) -> tuple[Limit, ...]:
@@ -301,12 +299,8 @@ def explain(error: BudgetExceeded, now: int) -> str:
     if error.least > 1 and use.left:
         text += f", and this needs {_amount(limit.unit, error.least)}"
     renews_at = limit.renews_at(now)
-    renews = "does not renew" if renews_at is None else f"renews at {_utc(renews_at)}"
+    renews = "does not renew" if renews_at is None else f"renews at {utc_text(renews_at)}"
     return f"{text}; it {renews}, and can be raised: `farhand budget set {limit.subject} {limit.unit}=…`"
-
-
-def _utc(at: int) -> str:
-    return f"{datetime.fromtimestamp(at / 1000, UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 _NOUNS: Final[Mapping[Unit, str]] = {

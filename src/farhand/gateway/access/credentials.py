@@ -7,13 +7,13 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
-from datetime import UTC, datetime
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from typing import Literal
 
 import msgspec
 
+from farhand.machine.time_zone import utc_text
 from farhand.protocol.errors import FarhandError
 from farhand.protocol.key_auth import read_key
 from farhand.protocol.names import SEPARATOR, validate_capability, validate_node_id
@@ -199,7 +199,6 @@ class Credentials:
 
     @property
     def owner_hash(self) -> bytes:
-        """Return the hash of the owner's token."""
         return self._owner
 
     def recognise(self, secret: str) -> Credential | None:
@@ -215,7 +214,6 @@ class Credentials:
         return self._uses
 
     def note_use(self, token_id: str) -> None:
-        """Note that a token is used now."""
         self._uses[token_id] = int(self._clock() * 1000)
 
     def take_uses(self) -> dict[str, int]:
@@ -245,7 +243,7 @@ class Credentials:
             if token is None:
                 return f"the token {name} was revoked"
             if token.expires_at is not None and self._over(token.expires_at):
-                return f"the token {name} expired at {_moment(token.expires_at)}"
+                return f"the token {name} expired at {utc_text(token.expires_at)}"
         return None
 
     def lineage(self, name: str) -> frozenset[str]:
@@ -437,10 +435,6 @@ class Credentials:
         for token in removed:
             self.announce_removed(token.id)
         return removed
-
-
-def _moment(at: int) -> str:
-    return datetime.fromtimestamp(at / 1000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def new_secret(prefix: str) -> str:

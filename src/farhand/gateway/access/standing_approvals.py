@@ -118,7 +118,6 @@ class StandingApprovals:
         session_key: str | None,
         made_by: str,
     ) -> StandingApproval:
-        """Store the standing approval that an answer made."""
         standing = StandingApproval(
             id=secrets.token_hex(4),
             tool=tool.casefold(),

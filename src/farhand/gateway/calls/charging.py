@@ -97,7 +97,6 @@ class Meter:
 
 
 def nodes_of(call: ToolCall, target: Target | None, registry: NodeRegistry) -> tuple[str, ...]:
-    """Return the nodes that a call uses."""
     if target is None:
         return ()
     if target.node is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -23,6 +23,7 @@ from farhand.gateway.calls.open_call import (
 from farhand.gateway.calls.redaction import CUTTING, hide_cuts
 from farhand.gateway.calls.state import CallEvent, OpenState
 from farhand.gateway.nodes.registry import Connection
+from farhand.gateway.repeating import BackgroundTasks
 from farhand.protocol.calls import NULL, ToolFailure, ToolResult
 from farhand.protocol.errors import ErrorKind, Failed
 from farhand.protocol.messages import Resume, ToolAck, ToolCancel, ToolProgress, ToolResponse, encode
@@ -31,7 +32,7 @@ from farhand.protocol.redaction import KnownSecrets
 from farhand.protocol.untrusted import one_line
 from farhand.protocol.version import CLOSE_UNREADABLE
 from farhand.store.journal.events import append_event
-from farhand.store.ports import Store, StoreError
+from farhand.store.ports import Store, StoreError, log_failure
 from farhand.store.tables import calls
 from farhand.store.tables.accounts.receipts import SignedAnswer
 from farhand.store.tables.calls import CallRecord
@@ -75,7 +76,7 @@ class NodeCalls:
         self._find = find
         self._resume_waiting = resume_waiting
         self._secrets = secrets
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
         # Plain nodes whose answer to a call that is not open is being looked up: one lookup each.
         self._lookups: dict[Connection, asyncio.Task[None]] = {}
 
@@ -188,9 +189,8 @@ class NodeCalls:
             return
         opened.progress_events += 1
         call_id = opened.record.id
-        self._database.write(lambda store: append_event(store, now, kind, call_id, data)).add_done_callback(
-            _log_failure
-        )
+        written = self._database.write(lambda store: append_event(store, now, kind, call_id, data))
+        log_failure(written, log, f"record the progress of call {call_id}")
 
     # -- connections ------------------------------------------------------------------------------------
 
@@ -222,19 +222,14 @@ class NodeCalls:
             else:
                 self._lifecycle.apply(opened, event, reason)
         if unsent:
-            self._start(self._send_again(connection, unsent))
+            self._tasks.start(self._send_again(connection, unsent))
         over = [call_id for call_id in resume.earlier if not self._is_open(call_id)]
         stray = [call_id for call_id in resume.running if not self._is_open(call_id)]
         if connection.own and self._shared:
-            self._start(self._settle_shared(connection, over, stray))
+            self._tasks.start(self._settle_shared(connection, over, stray))
         elif connection.own:
             self._settle_now(connection, over, stray)
         self._resume_waiting()
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     async def _send_again(self, connection: Connection, unsent: Mapping[OpenCall, CallEvent]) -> None:
         """Send calls over a new connection, if they are still this gateway's to send and it is the node's present one.
@@ -260,7 +255,7 @@ class NodeCalls:
     def _settle_now(self, connection: Connection, over: Sequence[str], stray: Sequence[str]) -> None:
         """Settle calls that a node has from before and that are not open: of an earlier process, or running."""
         if over:
-            self._start(self._settle(connection, over))
+            self._tasks.start(self._settle(connection, over))
         for call_id in stray:
             connection.link.send(encode(ToolCancel(call_id, NOT_WAITED_FOR)))
 
@@ -304,8 +299,3 @@ def _signed(connection: Connection, response: ToolResponse) -> SignedAnswer | No
     if len(signed.statement) > MOST_STATEMENT_BYTES:
         return None
     return SignedAnswer(connection.receipt_key, signed.statement, signed.signature)
-
-
-def _log_failure(written: asyncio.Future[Any]) -> None:
-    if not written.cancelled() and (error := written.exception()) is not None:
-        log.warning("failed to record the progress of a call: %s", error)

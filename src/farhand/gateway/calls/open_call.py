@@ -214,7 +214,6 @@ class OpenCall(msgspec.Struct, eq=False):
 
 
 def ended(record: CallRecord, state: CallState, result: ToolResult, now: int, duration_ms: float) -> CallRecord:
-    """Return the record with its end."""
     return msgspec.structs.replace(
         record,
         state=state,
@@ -239,7 +238,6 @@ def is_preview(record: CallRecord | None) -> bool:
 
 
 def result_of(record: CallRecord) -> ToolResult:
-    """Return the result of a call that has ended."""
     if record.state is CallState.OK:
         return ToolResult(ok=True, result=NULL if record.result is None else record.result)
     return ToolResult.failed(record.error_kind or "failed", record.error_message or NO_ERROR_GIVEN)

@@ -129,8 +129,6 @@ class Forbidden(Denied):
 
 
 class Policy:
-    """The compiled rules."""
-
     def __init__(self, settings: PolicySettings, workspace: str | None = None, agents: str | None = None) -> None:
         """`workspace` is where relative paths start for tools of the gateway's own machine, `agents` the folder of the
         agents' workspaces on it. Raises ValueError for invalid settings."""

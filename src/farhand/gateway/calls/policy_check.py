@@ -282,7 +282,6 @@ class PolicyCheck:
         return verdict
 
     def _note(self, kind: str, call: ToolCall, principal: Principal, origins: Sequence[str], verdict: Verdict) -> None:
-        """Add a decision to the journal."""
         now = self._node_registry.clock()
         behalf = principal.on_behalf_of
         data: dict[str, Any] = {"tool": call.tool, "by": principal.id}

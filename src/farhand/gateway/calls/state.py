@@ -34,8 +34,6 @@ class OpenState(StrEnum):
 
 
 class CallEvent(StrEnum):
-    """What can happen to an open call."""
-
     # -- the store
     RECORDED = auto()
     # Recorded as waiting.

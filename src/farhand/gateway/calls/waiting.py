@@ -11,7 +11,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Protocol
 
@@ -28,6 +27,8 @@ from farhand.gateway.calls.policy import Forbidden, Verdict
 from farhand.gateway.calls.policy_check import DID_NOT_RUN, PolicyCheck
 from farhand.gateway.calls.state import CallEvent, OpenState
 from farhand.gateway.nodes.registry import NodeRegistry
+from farhand.gateway.repeating import BackgroundTasks
+from farhand.machine.time_zone import utc_text
 from farhand.protocol.calls import ToolCall, ToolFailure, ToolResult
 from farhand.protocol.errors import Failed, ToolError
 from farhand.protocol.freeze import FreezeOrder
@@ -98,7 +99,7 @@ class WaitingCalls:
         self.calls = lifecycle.waiting
         self._approvals = approvals
         self._budgets = budgets
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
 
     # -- holding ----------------------------------------------------------------------------------------
 
@@ -160,8 +161,7 @@ class WaitingCalls:
 
     def close(self) -> None:
         """Release the callers; the calls stay recorded as waiting."""
-        for task in self._tasks:
-            task.cancel()
+        self._tasks.cancel()
         for opened in self.calls.values():
             if opened.deadline is not None:
                 opened.deadline.cancel()
@@ -185,10 +185,10 @@ class WaitingCalls:
             self._set_deadline(opened)
         elif waiting.why == "approval":
             answered = "it was approved but could not start" if _approved(waiting) else "it was not approved"
-            self._refuse(opened, Forbidden(f"{answered} before {moment(record.deadline_at)}"))
+            self._refuse(opened, Forbidden(f"{answered} before {utc_text(record.deadline_at)}"))
         else:
             where = f"node {record.node_id!r}" if record.node_id else f"a node with {record.tool!r}"
-            reason = f"{where} was not back before {moment(record.deadline_at)}"
+            reason = f"{where} was not back before {utc_text(record.deadline_at)}"
             self._lifecycle.apply(opened, CallEvent.DEADLINE, reason)
 
     def _release_caller(self, opened: OpenCall) -> None:
@@ -199,7 +199,7 @@ class WaitingCalls:
         named = f" {waiting.approval.id}" if waiting.approval else ""
         what = "its node" if waiting.why == "node" else f"approval{named}"
         message = (
-            f"call {record.id} has not run: it waits for {what} until {moment(record.deadline_at)}; "
+            f"call {record.id} has not run: it waits for {what} until {utc_text(record.deadline_at)}; "
             f"its state is at /v1/calls/{record.id} (`farhand calls show {record.id}`)"
         )
         opened.release(self._unfinished(opened, message))
@@ -219,7 +219,6 @@ class WaitingCalls:
             self._advance(opened)
 
     def deny(self, opened: OpenCall, approval: Approval) -> None:
-        """End a call that its owner denied."""
         why = f": {approval.remark}" if approval.remark else ""
         self._refuse(opened, Forbidden(f"denied by {approval.decided_by}{why}"))
 
@@ -235,9 +234,7 @@ class WaitingCalls:
         else:
             return
         waiting.busy = True
-        task = asyncio.get_running_loop().create_task(self._run_step(opened, waiting, step))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.start(self._run_step(opened, waiting, step))
 
     async def _run_step(
         self, opened: OpenCall, waiting: Waiting, step: Callable[[OpenCall, Waiting], Coroutine[Any, Any, bool]]
@@ -399,11 +396,6 @@ class WaitingCalls:
         message = error.message if error.message.endswith(DID_NOT_RUN) else f"{error.message}; {DID_NOT_RUN}"
         event = CallEvent.DENIED if isinstance(error, Denied | SwitchedOff) else CallEvent.REFUSED
         self._lifecycle.apply(opened, event, ToolResult(ok=False, error=ToolFailure(error.kind.value, message)))
-
-
-def moment(at: int) -> str:
-    """Return a time as text: `2026-11-16T04:10:03Z`."""
-    return datetime.fromtimestamp(at / 1000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def _waiting_record(record: CallRecord, waiting: Waiting) -> CallRecord:

@@ -125,8 +125,6 @@ class AnswerConflict(FarhandError):
 
 
 class Approvals:
-    """Asks for approvals and handles the answers."""
-
     def __init__(
         self,
         database: Store,

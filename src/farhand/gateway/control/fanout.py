@@ -101,8 +101,6 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 class FanOuts:
-    """Starts fan-outs."""
-
     def __init__(self, database: Store, node_registry: NodeRegistry, gate: Gate) -> None:
         self._database = database
         self._node_registry = node_registry

@@ -38,8 +38,6 @@ def receipt_seed(journal_key: bytes) -> bytes:
 
 
 class Receipts:
-    """Makes the receipts of a gateway."""
-
     def __init__(
         self,
         gateway_id: str,
@@ -58,7 +56,6 @@ class Receipts:
 
     @property
     def key(self) -> str:
-        """The gateway's public key."""
         return SigningKey(self._seed).public
 
     async def find(self, call_id: str) -> CallRecord | None:

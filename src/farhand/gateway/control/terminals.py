@@ -68,8 +68,6 @@ class TerminalView(msgspec.Struct, frozen=True):
 
 
 class Terminals:
-    """The terminals of all nodes."""
-
     def __init__(
         self,
         gate: Gate,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -15,6 +15,7 @@ from farhand.gateway.calls.catalog import Catalog, Target, read_arguments
 from farhand.gateway.calls.gate import Gate
 from farhand.gateway.calls.open_call import OpenCall, Waiting, ended, new_call_id, preview_key
 from farhand.gateway.calls.policy_subject import GATEWAY
+from farhand.gateway.repeating import BackgroundTasks
 from farhand.protocol.calls import ToolCall, ToolFailure, ToolResult
 from farhand.protocol.errors import Failed, FarhandError, ToolError
 from farhand.protocol.names import join_tool
@@ -39,7 +40,7 @@ class TrialPreviews:
         self._gate = gate
         self._catalog = catalog
         self._clock = clock
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
 
     async def run(self, opened: OpenCall, waiting: Waiting, target: Target) -> CallRecord | None:
         """Run a call as a trial; return how that ended, None if the call ended first. It runs once, even if the
@@ -70,7 +71,7 @@ class TrialPreviews:
 
     def follow(self, opened: OpenCall, trial_id: str) -> None:
         """Discard a trial if the call that it shows ends without keeping it."""
-        self._start(self._discard_unless_kept(opened, trial_id))
+        self._tasks.start(self._discard_unless_kept(opened, trial_id))
 
     def _as_trial(self, record: CallRecord, waiting: Waiting, target: Target) -> ToolCall:
         """Return the call that tries another one. Raises ToolError if its tool or its machine cannot do that."""
@@ -107,7 +108,7 @@ class TrialPreviews:
             await tried.ended()
             await self._discard(tried.record.id)
 
-        self._start(after_its_end())
+        self._tasks.start(after_its_end())
 
     async def _discard(self, trial_id: str) -> None:
         gate = self._gate()
@@ -127,14 +128,8 @@ class TrialPreviews:
         except FarhandError as error:
             log.warning("trial %s was not discarded, and expires: %s", trial_id, error)
 
-    def _start(self, work: Any) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
     def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
+        self._tasks.cancel()
 
 
 class _Change(msgspec.Struct, frozen=True):

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
+from farhand.gateway.repeating import set_within
 from farhand.protocol.errors import FarhandError
 from farhand.store.group_commit import GroupCommit
 from farhand.store.journal.events import Event, events_after, last_event
@@ -86,11 +87,7 @@ class JournalFollower:
 
     async def _follow(self) -> None:
         while True:
-            try:
-                async with asyncio.timeout(POLL_SECONDS):
-                    await self._hint.wait()
-            except TimeoutError:
-                pass
+            await set_within(self._hint, POLL_SECONDS)
             self._hint.clear()
             try:
                 page = await self._database.read(partial(events_after, last=self._position, limit=PAGE))

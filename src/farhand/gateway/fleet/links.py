@@ -18,12 +18,13 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
 from functools import partial
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 
 from farhand.gateway.calls.gate import Gate
 from farhand.gateway.nodes.registry import Connection, Link, NodeRegistry
+from farhand.gateway.repeating import BackgroundTasks, set_within
 from farhand.machine import tracing
 from farhand.protocol.errors import FarhandError, ProtocolError
 from farhand.protocol.frames import read_header
@@ -221,7 +222,7 @@ class FleetLinks:
         # Frames that arrived before their connection was made here.
         self._early: dict[str, list[tuple[Kind, bytes]]] = {}
         self._subscriptions: list[Subscription] = []
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = BackgroundTasks()
         self._hint = asyncio.Event()
         self._syncing = asyncio.Lock()
 
@@ -233,18 +234,12 @@ class FleetLinks:
             serve(f"fh.replica.{self._replica}", self._asked),
             serve(LINKS, self._hinted),
         ]
-        self._begin(self._follow())
+        self._tasks.start(self._follow())
 
     def close(self) -> None:
         for subscription in self._subscriptions:
             subscription.close()
-        for task in list(self._tasks):
-            task.cancel()
-
-    def _begin(self, work: Any) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.cancel()
 
     # -- as a holder ------------------------------------------------------------------------------------
 
@@ -296,7 +291,7 @@ class FleetLinks:
         waiting = self._lookups.get(connection)
         if waiting is None:
             waiting = self._lookups[connection] = deque()
-            self._begin(self._find_owners(connection, waiting))
+            self._tasks.start(self._find_owners(connection, waiting))
         if len(waiting) >= MOST_LOOKUPS or sum(len(one) for one, _ in waiting) > MOST_LOOKUP_BYTES:
             if connection.current:
                 log.warning(
@@ -345,17 +340,14 @@ class FleetLinks:
         send(self._bus, f"fh.front.{front}", front, connection.node_id, connection.socket or "", kind, data)
 
     def _held(self, node: str, socket: str) -> Connection | None:
-        found = self._node_registry.nodes.get(node)
-        connection = found.connection if found else None
+        connection = self._node_registry.connection(node)
         return connection if connection is not None and connection.socket == socket and connection.own else None
 
     async def _from_front(self, body: bytes) -> bytes:
         packet = _packet(body)
         data = self._joiner.whole(packet)
         connection = self._held(packet.node, packet.socket)
-        if data is None:
-            return b""
-        if connection is None:  # the asker finds out from the table, and from the next hello
+        if data is None or connection is None:  # the asker finds out from the table, and from the next hello
             return b""
         if packet.kind == "close":
             connection.link.close(int.from_bytes(data[:2]), data[2:].decode())
@@ -400,8 +392,7 @@ class FleetLinks:
         packet = _packet(body)
         data = self._joiner.whole(packet)
         if data is not None:
-            node = self._node_registry.nodes.get(packet.node)
-            connection = node.connection if node else None
+            connection = self._node_registry.connection(packet.node)
             if connection is not None and connection.socket == packet.socket:
                 self._received(connection, packet.kind, data)
             else:
@@ -428,10 +419,7 @@ class FleetLinks:
                 log.debug("failed to look for connections of other gateways: %s", error)
             except Exception:
                 log.exception("failed to look for connections of other gateways")
-            try:
-                async with asyncio.timeout(POLL_SECONDS):
-                    await self._hint.wait()
-            except TimeoutError:
+            if not await set_within(self._hint, POLL_SECONDS):
                 self._early.clear()
             self._hint.clear()
 
@@ -477,9 +465,7 @@ class FleetLinks:
             await self._ask(to, "again")
 
     def _remote(self) -> list[Connection]:
-        nodes = self._node_registry.nodes.values()
-        found = [node.connection for node in nodes if node.connection is not None]
-        return [connection for connection in found if not connection.own]
+        return [connection for connection in self._node_registry.connections if not connection.own]
 
     def _drop(self, connection: Connection) -> None:
         assert isinstance(connection.link, RemoteLink)

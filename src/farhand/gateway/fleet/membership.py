@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final
 
-from farhand.gateway.repeating import PeriodicTask
+from farhand.gateway.repeating import PeriodicTask, set_within
 from farhand.store.ports import Bus, NoResponder, ReplyUnknown, Store, StoreError, Subscription, Tx
 from farhand.store.tables import calls
 from farhand.store.tables.calls import CallRecord
@@ -132,9 +132,7 @@ class FleetCalls:
                 record = await self._database.read(lambda tx: calls.find(tx, call_id))
                 if record is None or record.ended_at is not None:
                     return record
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(POLL_SECONDS):
-                        await ended.wait()
+                await set_within(ended, POLL_SECONDS)
         finally:
             self._waiters.pop(call_id, None)
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
+from farhand.gateway.repeating import BackgroundTasks
 from farhand.gateway.sessions.runs import Run, RunEvent, RunOutcome
 from farhand.gateway.sessions.sessions import Sessions
 from farhand.protocol.errors import FarhandError, ToolError
@@ -82,7 +83,7 @@ class FleetRuns:
         self._sessions = sessions
         self.take_up = take_up
         self._copies: dict[str, Run] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
         self._subscription: Subscription | None = None
 
     def start(self) -> None:
@@ -91,8 +92,7 @@ class FleetRuns:
     def close(self) -> None:
         if self._subscription is not None:
             self._subscription.close()
-        for task in self._tasks:
-            task.cancel()
+        self._tasks.cancel()
         for run in self._copies.values():
             run.let_go()
 
@@ -118,7 +118,6 @@ class FleetRuns:
         return other_worker(tx, key, self._replica)
 
     def assign(self, tx: Tx, run_id: str, replica: str) -> None:
-        """Give a run to another gateway."""
         assign_run(tx, run_id, replica)
 
     async def wake(self, replica: str) -> None:
@@ -137,9 +136,7 @@ class FleetRuns:
         run = self._copies.get(record.id)
         if run is None:
             run = self._copies[record.id] = Run(record)
-            task = asyncio.get_running_loop().create_task(self._follow(run))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks.start(self._follow(run))
         return run
 
     async def _ask(self, replica: str, wish: RunWish, seconds: float) -> bytes:

@@ -23,6 +23,7 @@ from farhand.gateway.mcp.login import Login
 from farhand.gateway.mcp.settings import McpServerSettings
 from farhand.gateway.mcp.tools import MAX_TOOLS, remark_of, result_of
 from farhand.gateway.nodes.queries import Queries
+from farhand.gateway.repeating import set_within
 from farhand.llm.model import Model
 from farhand.protocol.errors import Failed, InvalidArgs
 from farhand.tools.tool import CallContext
@@ -115,7 +116,7 @@ class McpConnection:
             began = time.monotonic()
             if self._frozen() is not None:
                 self._set(ServerState.FROZEN, "everything is frozen; `farhand thaw` lifts that")
-                await self._pause(None)
+                await self.wake.wait()
                 continue
             self._set(ServerState.STARTING, self.error)
             try:
@@ -128,16 +129,11 @@ class McpConnection:
             if time.monotonic() - began > STABLE_SECONDS:
                 delay = FIRST_DELAY
             if self.state is ServerState.LOGIN:
-                await self._pause(None)
+                await self.wake.wait()
                 delay = FIRST_DELAY
             else:
-                await self._pause(delay)
+                await set_within(self.wake, delay)
                 delay = min(delay * 2, MAX_DELAY)
-
-    async def _pause(self, seconds: float | None) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self.wake.wait()
 
     def _fail(self, error: Exception, *, needs_login: bool) -> None:
         reason = "; ".join(dict.fromkeys(self._reasons)) or remark_of(error)
@@ -256,12 +252,8 @@ class McpConnection:
         """List the tools again when they change, and from time to time while no call runs."""
         while True:
             listed_at = time.monotonic()
-            try:
-                async with asyncio.timeout(CHECK_SECONDS):
-                    await self._relist.wait()
-            except TimeoutError:
-                if self._active:
-                    continue
+            if not await set_within(self._relist, CHECK_SECONDS) and self._active:
+                continue
             await asyncio.sleep(max(0.0, listed_at + RELIST_SECONDS - time.monotonic()))
             self._relist.clear()
             try:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import AsyncIterator
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Final
@@ -25,7 +24,6 @@ from farhand.protocol.untrusted import one_line
 if TYPE_CHECKING:
     from mcp.shared.message import SessionMessage
 
-log = logging.getLogger(__name__)
 
 MCP_QUERY: Final = "mcp"
 OPEN_SECONDS: Final = 60.0

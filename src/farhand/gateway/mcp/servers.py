@@ -82,10 +82,27 @@ class ServerShown(msgspec.Struct):
     tools: list[ToolShown]
     held: int
 
+    @classmethod
+    def of(
+        cls, name: str, settings: McpServerSettings, source: str, state: ServerState, error: str | None, **rest: Any
+    ) -> ServerShown:
+        return cls(
+            name=name,
+            kind=settings.kind,
+            source=source,
+            state=state.value,
+            error=error,
+            url=settings.url or None,
+            command=settings.command,
+            node=settings.node or None,
+            env=sorted(settings.env),
+            headers=sorted(settings.headers),
+            enabled=settings.enabled,
+            **{"since": 0, "restarts": 0, "server": {}, "tools": [], "held": 0, **rest},
+        )
+
 
 class _Server:
-    """A server with its connection and tools."""
-
     def __init__(self, name: str, source: str, connection: McpConnection) -> None:
         self.name = name
         self.source = source
@@ -345,7 +362,10 @@ class McpServers:
     def shown(self) -> list[ServerShown]:
         """Return all servers, by name."""
         found = [self._shown(server) for server in self._servers.values()]
-        found += [_unusable(name, settings, why) for name, (settings, why) in self._refused.items()]
+        found += [
+            ServerShown.of(name, settings, SETTINGS, ServerState.FAILED, why)
+            for name, (settings, why) in self._refused.items()
+        ]
         return sorted(found, key=lambda one: one.name)
 
     async def add(self, name: str, settings: McpServerSettings, by: str) -> ServerShown:
@@ -454,7 +474,6 @@ class McpServers:
 
     def _shown(self, server: _Server) -> ServerShown:
         connection = server.connection
-        settings = connection.settings
         tools = [
             ToolShown(
                 name,
@@ -465,42 +484,15 @@ class McpServers:
             )
             for name, one in sorted(server.tools.items())
         ]
-        return ServerShown(
-            name=server.name,
-            kind=settings.kind,
-            source=server.source,
-            state=connection.state.value,
-            error=connection.error or server.remark or None,
+        return ServerShown.of(
+            server.name,
+            connection.settings,
+            server.source,
+            connection.state,
+            connection.error or server.remark or None,
             since=connection.since,
             restarts=connection.restarts,
-            url=settings.url or None,
-            command=settings.command,
-            node=settings.node or None,
-            env=sorted(settings.env),
-            headers=sorted(settings.headers),
-            enabled=settings.enabled,
             server=connection.server_info,
             tools=tools if connection.state is ServerState.READY else [],
             held=len(server.held),
         )
-
-
-def _unusable(name: str, settings: McpServerSettings, why: str) -> ServerShown:
-    return ServerShown(
-        name=name,
-        kind=settings.kind,
-        source=SETTINGS,
-        state=ServerState.FAILED.value,
-        error=why,
-        since=0,
-        restarts=0,
-        url=settings.url or None,
-        command=settings.command,
-        node=settings.node or None,
-        env=sorted(settings.env),
-        headers=sorted(settings.headers),
-        enabled=settings.enabled,
-        server={},
-        tools=[],
-        held=0,
-    )

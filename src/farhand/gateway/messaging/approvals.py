@@ -11,11 +11,11 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from farhand.gateway.calls.waiting import moment
 from farhand.gateway.control.approvals import AnswerConflict, Approvals, NoApproval, request_of
 from farhand.gateway.messaging.channel import Channel, Incoming
 from farhand.gateway.messaging.inbound import address
 from farhand.gateway.messaging.outbox import Messages
+from farhand.machine.time_zone import utc_text
 from farhand.protocol.errors import ToolError
 from farhand.store.tables.outbox import Place
 from farhand.store.tables.waiting_calls import Approval
@@ -118,7 +118,7 @@ def question(approval: Approval) -> tuple[str, bool]:
     if not whole:
         text = "\n".join([lines[0], lines[1], f"It is too long to show here: `farhand approvals show {approval.id}`."])
     ways = f"approve {approval.id}   or   deny {approval.id}" if whole else f"deny {approval.id}"
-    return f"{text}\nAnswer: {ways}\n(until {moment(approval.deadline_at)}, else it is denied)", whole
+    return f"{text}\nAnswer: {ways}\n(until {utc_text(approval.deadline_at)}, else it is denied)", whole
 
 
 def fenced(text: str) -> str:

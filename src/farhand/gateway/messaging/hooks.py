@@ -21,6 +21,7 @@ from farhand.gateway.access.credentials import OWNER, Credential
 from farhand.gateway.messaging.channel import Tools
 from farhand.gateway.messaging.inbound import InboundMessages, tool_scopes
 from farhand.gateway.messaging.outbox import Messages
+from farhand.gateway.repeating import BackgroundTasks
 from farhand.gateway.sessions import keys as session_keys
 from farhand.gateway.sessions.keys import MAIN
 from farhand.gateway.sessions.runs import Run
@@ -114,7 +115,7 @@ class Hooks:
         self._load(database.query(hooks.all_hooks))
         self._post_handlers: dict[str, PostHandler] = {}
         self._waiting: dict[str, deque[HookPost]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
 
     def _load(self, stored: Mapping[str, tuple[bytes, str]]) -> None:
         self._made = {name: msgspec.json.decode(one, type=HookSettings) for name, (one, _) in stored.items()}
@@ -253,9 +254,7 @@ class Hooks:
                 self._enqueue(post)
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.stop()
 
     def _enqueue(self, post: HookPost) -> None:
         waiting = self._waiting.get(post.hook)
@@ -263,9 +262,7 @@ class Hooks:
             waiting.append(post)
             return
         self._waiting[post.hook] = deque([post])
-        task = asyncio.get_running_loop().create_task(self._serve(post.hook))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.start(self._serve(post.hook))
 
     async def _serve(self, hook_id: str) -> None:
         waiting = self._waiting[hook_id]

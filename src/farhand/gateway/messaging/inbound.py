@@ -12,9 +12,9 @@ import hashlib
 import logging
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -22,6 +22,7 @@ from farhand.gateway.access.credentials import Credential, Scope
 from farhand.gateway.calls.gate import IdempotencyConflict
 from farhand.gateway.messaging.channel import Attachment, Channel, ChannelSettings, Incoming, Tools
 from farhand.gateway.messaging.outbox import Messages
+from farhand.gateway.repeating import BackgroundTasks
 from farhand.gateway.sessions import commands
 from farhand.gateway.sessions import keys as session_keys
 from farhand.gateway.sessions.keys import MAIN, DmScope, PeerKind
@@ -119,7 +120,7 @@ class InboundMessages:
         self._bindings = bindings
         self._dm_scope = dm_scope
         self._links = identity_links or {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
         self._intercept = intercept
         # Why a channel is not receiving, by table name.
         self.troubles: dict[str, str] = {}
@@ -130,7 +131,7 @@ class InboundMessages:
         """Listen on all channels, and resume the answers that were outstanding when the gateway stopped."""
         await self.resume(own)
         for name, channel in self._messages.channels.items():
-            self._begin(self._listen(name, channel))
+            self._tasks.start(self._listen(name, channel))
 
     async def resume(self, own: Callable[[Tx], Collection[str]] | None = None) -> None:
         """Wait for the answers that are outstanding; `own` returns those of this gateway, where several share the
@@ -158,17 +159,10 @@ class InboundMessages:
             self._removed(peer_id(*identity))
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.stop()
         for channel in self._messages.channels.values():
             with contextlib.suppress(Exception):
                 await channel.close()
-
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     async def _listen(self, name: str, channel: Channel) -> None:
         async def take(incoming: Incoming) -> None:
@@ -283,10 +277,9 @@ class InboundMessages:
     def keep(self, run: Run, awaited: AwaitedReply) -> None:
         """Send the answer when the run ends, even after a restart."""
         self._answering.add(run.id)
-        self._begin(self._answer(run, awaited))
+        self._tasks.start(self._answer(run, awaited))
 
     def agent_of(self, place: Place) -> str:
-        """Return the agent that answers at a place."""
         return next((binding.agent for binding in self._bindings if binding.fits(place)), MAIN)
 
     async def _envelope(self, agent: str, channel: Channel, incoming: Incoming) -> str:
@@ -493,7 +486,6 @@ def _channel_scopes(settings: ChannelSettings) -> frozenset[str]:
 
 
 def peer_id(channel: str, account: str, sender: str) -> str:
-    """Return the credential id of a person on an account of a channel."""
     return f"peer:{channel}:{account}:{sender}"
 
 

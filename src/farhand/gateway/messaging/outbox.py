@@ -9,7 +9,6 @@ the service can detect repetitions; otherwise it ends as `unknown`.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import random
@@ -31,7 +30,7 @@ from farhand.gateway.messaging.channel import (
     Unsure,
 )
 from farhand.gateway.messaging.splitting import split
-from farhand.gateway.repeating import Repeating
+from farhand.gateway.repeating import Repeating, set_within
 from farhand.gateway.sessions.keys import MAIN
 from farhand.gateway.sessions.keys import agent_id as normal_id
 from farhand.gateway.workspace.workspace import Workspace
@@ -60,8 +59,6 @@ QueueKey = tuple[str, str, str]
 
 
 class _PeerQueue:
-    """Hold the sending state of one peer."""
-
     def __init__(self) -> None:
         self.changed = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
@@ -219,7 +216,6 @@ class Messages:
         return str(kept.place)
 
     async def last_active(self, agent_id: str) -> Place | None:
-        """Return the place from which an agent was last addressed."""
         return await self._database.read(lambda store: outbox.last_active(store, agent_id))
 
     async def outcome(self, record: OutboxRecord, seconds: float) -> OutboxRecord:
@@ -314,19 +310,14 @@ class Messages:
                     continue
             except Exception:  # the store is unavailable: the message on disk is unchanged
                 log.exception("messages to %s are waiting for the store", key[2])
-                await self._rest(queue, LONGEST_WAIT)
+                await set_within(queue.changed, LONGEST_WAIT)
                 continue
             if record is not None:
                 others = record.state is MessageState.SENDING
-                await self._rest(queue, self._poll if others else (record.next_at - self._clock()) / 1000)
+                await set_within(queue.changed, self._poll if others else (record.next_at - self._clock()) / 1000)
             elif not queue.changed.is_set():
                 del self._queues[key]
                 return
-
-    async def _rest(self, queue: _PeerQueue, seconds: float) -> None:
-        """Wait until the queue changes or `seconds` have passed."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(queue.changed.wait(), max(seconds, 0.0))
 
     async def _attempt(self, channel: Channel, record: OutboxRecord) -> None:
         """Try once to send a message claimed by this gateway, part by part."""
@@ -415,8 +406,7 @@ class Messages:
                 if self._closing.is_set():
                     raise
                 log.error("message %s is %s, but storing that failed: %s", record.id, record.state.value, error)
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._closing.wait(), WRITE_AGAIN_SECONDS)
+                await set_within(self._closing, WRITE_AGAIN_SECONDS)
 
     def _tell_watchers(self, ended: OutboxRecord) -> None:
         future = self._watched.pop(ended.seq, None)

@@ -10,6 +10,7 @@ import msgspec
 from farhand.gateway.access.secrets import Secrets
 from farhand.gateway.nodes.queries import Queries
 from farhand.gateway.nodes.registry import Connection, NodeRegistry
+from farhand.gateway.repeating import BackgroundTasks
 from farhand.protocol.egress import QUESTION, EgressQuery
 from farhand.protocol.errors import ToolError
 
@@ -19,20 +20,16 @@ SECONDS = 30.0
 
 
 class ProxyCredentials:
-    """Sends credentials to the nodes that have an egress proxy."""
-
     def __init__(self, node_registry: NodeRegistry, queries: Queries, secrets: Secrets) -> None:
         self._node_registry = node_registry
         self._queries = queries
         self._secrets = secrets
-        self._tasks: set[asyncio.Task[str | None]] = set()
+        self._tasks = BackgroundTasks()
 
     def node_joined(self, connection: Connection) -> None:
         """Send a node its credentials; it has forgotten them, or has older ones."""
         if QUESTION in connection.queries:
-            task = asyncio.get_running_loop().create_task(self._send(connection.node_id))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks.start(self._send(connection.node_id))
 
     def check(self, nodes: list[str]) -> None:
         """Raise ValueError if a node is connected and has no egress proxy."""

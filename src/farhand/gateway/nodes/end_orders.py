@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Collection
 
 from farhand.gateway.nodes.registry import Connection, NodeRegistry
+from farhand.gateway.repeating import BackgroundTasks
 from farhand.protocol.errors import ErrorKind
 from farhand.protocol.messages import ToolCancel, ToolResponse, encode
 from farhand.store.ports import Store, StoreError, log_failure
@@ -28,7 +29,7 @@ class EndOrders:
         self._node_registry = node_registry
         self._clock = clock
         self._given: dict[tuple[str, str], asyncio.Future[None]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
 
     async def end(self, node_id: str, call_ids: Collection[str], reason: str) -> None:
         """Make a node end everything that these calls started.
@@ -45,9 +46,7 @@ class EndOrders:
                 await asyncio.wait(given, timeout=CONFIRM_SECONDS)
 
     def node_joined(self, connection: Connection) -> None:
-        task = asyncio.get_running_loop().create_task(self._repeat(connection))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.start(self._repeat(connection))
 
     def node_left(self, connection: Connection) -> None:
         for node_id, call_id in [key for key in self._given if key[0] == connection.node_id]:
@@ -67,8 +66,7 @@ class EndOrders:
         log_failure(dropped, log, f"drop an order of node {node_id}")
 
     def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
+        self._tasks.cancel()
 
     async def _repeat(self, connection: Connection) -> None:
         try:

@@ -171,7 +171,6 @@ class NodeInventory:
             _notify(self._left, connection)
 
     def update(self, connection: Connection, update: ToolsUpdate) -> None:
-        """Replace the tools of a connected node."""
         card = self._node_registry.changed(connection, update)
         if card is None:
             return

@@ -105,5 +105,4 @@ class MetricsHistory:
 
 
 def first_moment(packed: bytes) -> int:
-    """Return when the first of packed samples arrived."""
     return int(_PACKED.unpack_from(packed, 0)[0])

@@ -46,7 +46,6 @@ class Queries:
         self._own = own or {}
 
     def answered_by(self, node_id: str) -> Collection[str]:
-        """Return the kinds of queries that a node answers now."""
         return self._own if node_id == NATIVE else self._node_registry.queries(node_id)
 
     async def ask(self, node_id: str, kind: str, params: Any, seconds: float) -> msgspec.Raw:

@@ -27,8 +27,6 @@ class Offered(msgspec.Struct, frozen=True):
 
 
 class ServerTools:
-    """The tools of the MCP servers by name."""
-
     def __init__(self) -> None:
         self._servers: dict[str, Offered] = {}
 

@@ -68,8 +68,6 @@ def read_clock(text: str) -> time:
 
 
 class Heartbeats:
-    """Run the slots of heartbeats."""
-
     def __init__(
         self,
         current: Callable[[], HeartbeatSettings],

@@ -20,8 +20,6 @@ SUMMARY_CHARACTERS = 500
 
 
 class ReplyDelivery(Protocol):
-    """Deliver replies to people."""
-
     async def deliver(self, agent_id: str, text: str, *, channel: str | None, to: str | None, key: str) -> str | None:
         """Accept a message for sending, once for each `key`; return its destination.
 

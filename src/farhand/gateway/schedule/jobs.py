@@ -44,8 +44,6 @@ class JobFacts(msgspec.Struct, frozen=True):
 
 
 class CronJobs:
-    """Manage jobs and their runs for callers."""
-
     def __init__(
         self, database: Store, scheduler: Scheduler, paused: Callable[[CronJob], str | None] = lambda _: None
     ) -> None:

@@ -173,7 +173,6 @@ class Scheduler:
             await self._database.write(functools.partial(_replan, zone=self.zone))
 
     def wake(self) -> None:
-        """Check for due slots now."""
         self._timer.wake()
 
     @property

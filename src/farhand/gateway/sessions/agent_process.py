@@ -79,7 +79,6 @@ class Turn(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """Return the user's text."""
         return "\n".join([text for role, text in self.messages if role == "user"]).strip()
 
     @property

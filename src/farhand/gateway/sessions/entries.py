@@ -18,7 +18,6 @@ def entry_of(
     model: str | None = None,
     keeps_from: int | None = None,
 ) -> Entry:
-    """Return the entry for a message in the current conversation of a session."""
     return Entry(
         session_key=session.key,
         session_id=session.id,

@@ -139,7 +139,6 @@ def canonical(key: str, scope: DmScope = "main") -> str:
 
 
 def is_main(key: str) -> bool:
-    """Return whether a canonical key is that of an agent's main session."""
     return key == main_key(agent_of(key))
 
 
@@ -154,7 +153,6 @@ def short(key: str) -> str:
 
 
 def agent_of(key: str) -> str:
-    """Return the agent of a session."""
     return key.split(":")[1] if key.startswith("agent:") else MAIN
 
 

@@ -47,6 +47,7 @@ class Prompts:
         self._skills = skills
 
     async def __call__(self, record: SessionRecord, tools: Sequence[ToolSpec], /, *, guest: bool = False) -> Prompted:
+        """Build the prompt of a session whose agent may call these tools; for a guest, without the owner's data."""
         agent = record.agent_id
         minimal = record.kind == "child"
         parts = PromptParts(

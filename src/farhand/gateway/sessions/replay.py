@@ -147,8 +147,6 @@ async def replay(record: RecordedRun) -> ReplayedRun:
 
 
 class _ReplayedAttempt:
-    """The replay of one attempt of a run."""
-
     def __init__(self, record: RecordedRun, number: int, attempt: Attempt) -> None:
         self._record = record
         self._settings = msgspec.json.decode(attempt.settings, type=RunSettings)

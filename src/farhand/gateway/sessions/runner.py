@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Collection, Sequence
-from typing import Any, Protocol, get_args
+from typing import Any, get_args
 
 import msgspec
 
@@ -16,7 +16,7 @@ from farhand.agent.events import Appended, Compacted, Completed, Event, RunFaile
 from farhand.agent.loop import JoiningMessage, Limits
 from farhand.agent.prompt import Prompted, PromptParts
 from farhand.agent.tokens import text_tokens
-from farhand.agent.tool_outcome import Outcome, cancelled
+from farhand.agent.tool_outcome import Outcome, argument_fault, cancelled
 from farhand.agent.tool_search import CORE, ToolCost, ToolShelf
 from farhand.agent.tools import AgentTool, Call, ToolList, Tools, WithClients
 from farhand.agent.transcript import interrupted, mend, unanswered
@@ -25,12 +25,14 @@ from farhand.gateway.access.principal import Principal
 from farhand.gateway.calls.admission import offered_to
 from farhand.gateway.calls.pinning import Pinned, of_a_machine
 from farhand.gateway.control.approvals import ApprovalRequested
+from farhand.gateway.repeating import BackgroundTasks
 from farhand.gateway.sessions import client_tools as client_calls
 from farhand.gateway.sessions.agents import Agents
 from farhand.gateway.sessions.budgeted_model import BudgetedModel
 from farhand.gateway.sessions.entries import entry_of, message_of
 from farhand.gateway.sessions.event_redaction import EventRedactor
 from farhand.gateway.sessions.keys import main_key
+from farhand.gateway.sessions.prompts import Prompts
 from farhand.gateway.sessions.recorder import AskedModel, Asking, RunSettings
 from farhand.gateway.sessions.run_calls import EndJobs, RunCalls, RunServices
 from farhand.gateway.sessions.runs import FROZEN, Recorded, Run, RunFailure, RunOutcome
@@ -55,11 +57,6 @@ TITLE_LENGTH = 60
 TITLE_SOURCE = 4096
 MAX_ATTEMPTS = 10
 STOP_SECONDS = 0.9
-
-
-class Prompt(Protocol):
-    async def __call__(self, record: SessionRecord, tools: Sequence[ToolSpec], /, *, guest: bool = False) -> Prompted:
-        """Build the prompt of a session whose agent may call these tools; for a guest, without the owner's data."""
 
 
 # Tools that reveal data of the owner or act in the owner's name; not for people the owner has not named.
@@ -89,7 +86,7 @@ class Turns:
         services: RunServices,
         models: Models,
         agents: Agents,
-        prompt: Prompt,
+        prompt: Prompts,
         sub_agent: Sequence[Tool],
         *,
         limits: Limits | None = None,
@@ -106,7 +103,7 @@ class Turns:
         self.compactor = compactor or Compactor()
         self.end_jobs = end_jobs
         # Tasks that end what stopped runs left running.
-        self.endings: set[asyncio.Task[None]] = set()
+        self.endings = BackgroundTasks()
 
     async def __call__(self, sessions: Sessions, run: Run) -> RunOutcome:
         order = self.services.gate.frozen
@@ -220,8 +217,6 @@ class Turns:
 
 
 class _Turn:
-    """The work on one run."""
-
     def __init__(self, turns: Turns, sessions: Sessions, run: Run, record: SessionRecord) -> None:
         self._turns = turns
         self._sessions = sessions
@@ -268,15 +263,13 @@ class _Turn:
             model = self._model()
         except ModelError as error:
             return self._ended(RunState.FAILED, error=RunFailure("not_configured", error.message))
-        ending = asyncio.ensure_future(self._end_when_stopped())
+        # A machine that does not answer must not block: it gets the order as soon as possible.
+        ending = self._turns.endings.start(self._end_when_stopped())
         try:
             return await self._answer(model)
         finally:
             if run.stopping is None:
                 ending.cancel()
-            # A machine that does not answer must not block: it gets the order as soon as possible.
-            self._turns.endings.add(ending)
-            ending.add_done_callback(self._turns.endings.discard)
             since = 0.0 if self._stopped_at is None else asyncio.get_running_loop().time() - self._stopped_at
             await asyncio.wait({ending}, timeout=max(0.0, STOP_SECONDS - since))
 
@@ -375,11 +368,8 @@ class _Turn:
     async def _again(self, call: Call, use: ToolUse) -> Outcome:
         if use not in self._asked[1]:
             return Outcome.failed("failed", interrupted(use).text)
-        try:
-            if not isinstance(msgspec.json.decode(use.arguments), dict):
-                raise msgspec.DecodeError("they must be a JSON object")
-        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-            return Outcome.failed("invalid_args", f"the arguments of {use.name} are not valid JSON: {error}")
+        if (fault := argument_fault(use, "stop")) is not None:
+            return Outcome.failed("invalid_args", fault)
         return await call(use)
 
     def _model(self) -> Model:

@@ -25,6 +25,7 @@ from farhand.gateway.calls.gate import IdempotencyConflict
 from farhand.gateway.calls.pinning import Pin
 from farhand.gateway.calls.policy_subject import VIA
 from farhand.gateway.calls.refusals import ROW_BYTES
+from farhand.gateway.repeating import BackgroundTasks
 from farhand.gateway.sessions import client_tools as client_calls
 from farhand.gateway.sessions import commands
 from farhand.gateway.sessions import keys as session_keys
@@ -119,7 +120,7 @@ class Sessions:
         self._queues: dict[str, _SessionQueue] = {}
         self._live: dict[str, Run] = {}
         self._ended: OrderedDict[str, Run] = OrderedDict()
-        self._endings: set[asyncio.Task[None]] = set()
+        self._endings = BackgroundTasks()
         self._started = asyncio.Event()
         self._paused = False
 
@@ -338,9 +339,7 @@ class Sessions:
         queue = self._queues.get(run.session_key)
         if queue is not None and run in queue.waiting:
             queue.waiting.remove(run)
-            ending = asyncio.get_running_loop().create_task(self.end(run, run.stopped(reason, state)))
-            self._endings.add(ending)
-            ending.add_done_callback(self._endings.discard)
+            self._endings.start(self.end(run, run.stopped(reason, state)))
 
     # -- queries ----------------------------------------------------------------------------------------
 
@@ -451,7 +450,6 @@ class Sessions:
 
     @property
     def busy(self) -> list[str]:
-        """Return the keys of the active sessions."""
         return [key for key, queue in self._queues.items() if queue.current is not None]
 
     # -- for the runner -----------------------------------------------------------------------------------

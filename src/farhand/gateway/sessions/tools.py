@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from datetime import UTC, datetime
+from functools import partial
 from typing import Annotated, Any
 
 from msgspec import Meta
@@ -18,6 +18,7 @@ from farhand.gateway.sessions.entries import message_of
 from farhand.gateway.sessions.runs import Run, RunOptions, RunOutcome
 from farhand.gateway.sessions.sessions import Sessions
 from farhand.llm.messages import Image, Text
+from farhand.machine.time_zone import utc_text
 from farhand.protocol.errors import Cancelled, Failed, InvalidArgs, NotFound, Timeout
 from farhand.store.tables.sessions import Entry, RunState, SessionRecord
 from farhand.tools.preview import Preview
@@ -31,6 +32,7 @@ MAX_LISTED = 1000
 MOST_LISTED_BYTES = 4 * 1024 * 1024
 
 SessionId = Annotated[str, Meta(description="Session key; `main` is the main session.")]
+_time = partial(utc_text, timespec="milliseconds")
 
 
 class SessionTools:
@@ -348,8 +350,3 @@ def _page(limit: int, offset: int, most: int) -> tuple[int, int]:
     if offset < 0:
         raise InvalidArgs(f"offset must be at least 0, not {offset}")
     return min(limit, most), offset
-
-
-def _time(milliseconds: int) -> str:
-    moment = datetime.fromtimestamp(milliseconds / 1000, UTC)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

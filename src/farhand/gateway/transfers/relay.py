@@ -48,8 +48,6 @@ class Party(Protocol):
 
 
 class NodeParty:
-    """The end of a transfer on a node."""
-
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
 

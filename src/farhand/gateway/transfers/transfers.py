@@ -25,6 +25,8 @@ from farhand.gateway.calls.open_call import UNKNOWN
 from farhand.gateway.nodes.endpoints import Endpoint, read_endpoint
 from farhand.gateway.nodes.queries import Queries
 from farhand.gateway.nodes.registry import Connection, NodeRegistry
+from farhand.gateway.repeating import BackgroundTasks, set_within
+from farhand.gateway.transfers.gateway_endpoints import OwnReceiver, OwnSender
 from farhand.gateway.transfers.relay import Interrupted, NodeParty, Party, Role, StartAgain, Stream
 from farhand.gateway.transfers.splice_relay import CAN_CARRY, SpliceRelay
 from farhand.protocol.errors import (
@@ -40,7 +42,6 @@ from farhand.protocol.errors import (
 from farhand.protocol.frames import read_header
 from farhand.protocol.freeze import FreezeOrder
 from farhand.protocol.messages import (
-    Message,
     TransferCredit,
     TransferDone,
     TransferOpen,
@@ -92,19 +93,8 @@ UPLOAD = "(upload)"
 DOWNLOAD = "(download)"
 
 
-class OwnEnd(Protocol):
-    """An endpoint inside the gateway. `attach` is called for every attempt; `close` once, after the transfer."""
-
-    # Whether a receiver has put everything in place; final once it is closed.
-    complete: bool
-
-    def attach(self, stream: Stream) -> None: ...
-
-    def tell(self, message: Message) -> None: ...
-
-    def pass_on(self, frame: bytes | memoryview) -> None: ...
-
-    async def close(self) -> None: ...
+# An endpoint inside the gateway. `attach` is called for every attempt, `close` once, after the transfer.
+OwnEnd = OwnSender | OwnReceiver
 
 
 class Claim(Protocol):
@@ -128,8 +118,6 @@ MakeEnd = Callable[[str | None, str, Role], OwnEnd]
 
 
 class OpenTransfer:
-    """A transfer that has not ended."""
-
     def __init__(self, record: TransferRecord, source: Endpoint, destination: Endpoint) -> None:
         self.record = record
         self.source = source
@@ -189,7 +177,7 @@ class Transfers:
             lambda: asyncio.Semaphore(MAX_ACTIVE_OF_TOKEN)
         )
         self._arrivals = asyncio.Event()
-        self._asking: set[asyncio.Task[None]] = set()
+        self._asking = BackgroundTasks()
         self._closing = False
         self._frozen = frozen
         self._invalid = invalid
@@ -276,7 +264,6 @@ class Transfers:
             opened.ended.cancel()
 
     async def wait(self, begun: OpenTransfer | TransferRecord) -> TransferRecord:
-        """Wait for the end of a transfer and return its record."""
         return begun if isinstance(begun, TransferRecord) else await asyncio.shield(begun.ended)
 
     async def find(self, transfer_id: str) -> TransferRecord | None:
@@ -356,9 +343,7 @@ class Transfers:
         self._arrivals.set()
         self._arrivals = asyncio.Event()
         if "transfers" in connection.queries:
-            asking = asyncio.get_running_loop().create_task(self._tidy(connection))
-            self._asking.add(asking)
-            asking.add_done_callback(self._asking.discard)
+            self._asking.start(self._tidy(connection))
 
     def node_left(self, connection: Connection) -> None:
         for stream in list(self._streams.values()):
@@ -520,11 +505,7 @@ class Transfers:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise Failed(f"{error.message}; it did not come back within {AWAY_SECONDS:.0f} s") from None
-                try:
-                    async with asyncio.timeout(left):
-                        await arrivals.wait()
-                except TimeoutError:
-                    continue
+                await set_within(arrivals, left)
 
     def _party(self, opened: OpenTransfer, role: Role) -> Party:
         own = opened.own.get(role)

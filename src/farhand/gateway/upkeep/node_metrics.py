@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 
 from farhand.gateway.nodes.metrics import EVERY_SECONDS, METRICS, MetricsHistory, Reading
 from farhand.gateway.nodes.queries import Queries, read_answer
 from farhand.gateway.nodes.registry import NodeRegistry
-from farhand.gateway.repeating import PeriodicTask
+from farhand.gateway.repeating import BackgroundTasks, PeriodicTask
 from farhand.protocol.errors import ToolError
 
 ANSWER_SECONDS = 5.0
@@ -28,13 +27,11 @@ class NodeMetricsTask(PeriodicTask):
         self._history = history
         self._clock = clock
         self._asked_at: dict[str, float] = {}
-        self._open: set[asyncio.Task[None]] = set()
+        self._open = BackgroundTasks()
 
     async def __aexit__(self, *details: object) -> None:
         await super().__aexit__(*details)
-        for task in self._open:
-            task.cancel()
-        await asyncio.gather(*self._open, return_exceptions=True)
+        await self._open.stop()
 
     async def run_once(self) -> float:
         now = time.monotonic()
@@ -46,9 +43,7 @@ class NodeMetricsTask(PeriodicTask):
             if now - self._asked_at.get(node_id, 0.0) < EVERY_SECONDS or len(self._open) >= MOST_AT_ONCE:
                 continue
             self._asked_at[node_id] = now
-            task = asyncio.create_task(self._ask(node_id))
-            self._open.add(task)
-            task.add_done_callback(self._open.discard)
+            self._open.start(self._ask(node_id))
         self._history.keep(nodes)
         for gone in self._asked_at.keys() - nodes.keys():
             del self._asked_at[gone]

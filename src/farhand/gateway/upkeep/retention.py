@@ -115,11 +115,11 @@ class HistoryRetention(PeriodicTask):
 
     async def run_once(self) -> float:
         limits = self._limits()
-        used = await self._database.read(pruning.used_bytes)
+        used = await self._database.read(lambda tx: tx.used_bytes())
         grown = limits.most_bytes and used - self._used > limits.most_bytes / 20
         if grown or time.monotonic() - self._pruned_at > EVERY_SECONDS:
             await self.prune()
-            self._pruned_at, self._used = time.monotonic(), await self._database.read(pruning.used_bytes)
+            self._pruned_at, self._used = time.monotonic(), await self._database.read(lambda tx: tx.used_bytes())
         return LOOK_SECONDS
 
     async def prune(self) -> int:

@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Annotated, Any, NamedTuple
 
 from msgspec import Meta
 
 from farhand.gateway.workspace.workspace import Found, Workspace
 from farhand.machine.files.text import MOST_TEXT
+from farhand.machine.time_zone import utc_text
 from farhand.protocol.errors import Failed, InvalidArgs, NotFound
 from farhand.store.objects.base import PLAIN, TEXT_TYPES, Conflict, ObjectInfo
 from farhand.tools.preview import Preview, file_effect
@@ -72,7 +72,12 @@ class NativeFiles:
                 raise NotFound(f"Not found: {asked}")
             return {"path": asked, "files": folder.files, "directories": folder.directories}
         info, text = await self._text(found, asked)
-        result = {"path": asked, "content": text, "size": info.size, "lastModified": _moment(info.modified_at)}
+        result = {
+            "path": asked,
+            "content": text,
+            "size": info.size,
+            "lastModified": utc_text(info.modified_at, "milliseconds"),
+        }
         if found.source != "workspace":
             result |= {"resolvedPath": info.key, "resolvedSource": found.source}
         return result
@@ -197,8 +202,3 @@ def _written_as(key: str) -> str:
     """Return the content type for a file written by a tool: always a text type."""
     name = key.rpartition("/")[2]
     return TEXT_TYPES.get("." + name.rpartition(".")[2].lower(), PLAIN) if "." in name else PLAIN
-
-
-def _moment(milliseconds: int) -> str:
-    moment = datetime.fromtimestamp(milliseconds / 1000, UTC)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -82,7 +82,6 @@ def read_skill(folder: str, text: str, path: str, location: str, source: str) ->
 
 
 def unreadable_skill(folder: str, path: str, reason: str) -> SkillFile:
-    """Return an entry for a skill whose file cannot be read."""
     return SkillFile(folder, folder, "", path, path, "unknown", False, Requirements(), True, reason)
 
 

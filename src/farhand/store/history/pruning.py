@@ -75,11 +75,6 @@ def usage(tx: Tx) -> HistorySize:
     return HistorySize(*row)
 
 
-def used_bytes(tx: Tx) -> int:
-    """Return the size of the store."""
-    return tx.used_bytes()
-
-
 def plan(
     tx: Tx,
     sealer: Seals,

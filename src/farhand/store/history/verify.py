@@ -134,14 +134,12 @@ class _Verification:
 
     def _note_pruning(self, pruned: Pruned) -> None:
         when = datetime.fromtimestamp(pruned.until / 1000, UTC).isoformat(timespec="seconds")
-        message = (
+        self._note(
             f"history before {when} was pruned by retention: {pruned.events} events up to {pruned.through}, and "
             f"{pruned.calls} calls; they cannot be checked any more"
         )
-        self._note(message)
         if pruned.broken is not None:
-            message = f"events from {pruned.broken} on did not match their seals when retention removed them"
-            self._faults.append(Fault(None, message))
+            self._fault(None, f"events from {pruned.broken} on did not match their seals when retention removed them")
 
     def report(self) -> Report:
         last, before = self._beginning()
@@ -183,8 +181,7 @@ class _Verification:
             if restored is not None and restored.other_key and seal_matches(self._store, self._sealer, number):
                 self._foreign = True
                 last = restored.head.partition(":")[0]
-                message = f"the events up to {last} were sealed in a home with another key: not checked"
-                self._note(message, number, at)
+                self._note(f"the events up to {last} were sealed in a home with another key: not checked", number, at)
                 return self._behind(number)
         if self._pruned is not None:
             return self._after_pruning(self._pruned)
@@ -260,8 +257,7 @@ class _Verification:
 
     def _end(self) -> None:
         if self._kept is None:
-            message = "journal.head is missing: rows cut off at the journal's end would not be missed"
-            self._note(message)
+            self._note("journal.head is missing: rows cut off at the journal's end would not be missed")
             return
         kept = self._kept.head
         if kept.id == 0 or seal_of(self._store, kept.id) == kept.hash:
@@ -269,8 +265,7 @@ class _Verification:
         end = journal_end(self._store).id
         what = f"the journal had reached event {kept.id}" if end < kept.id else f"event {kept.id} was changed"
         if not self._kept.clean and self._kept.boot != boot_id():
-            message = f"{what} and ends at {end}: the machine crashed before everything was on disk"
-            self._note(message, end)
+            self._note(f"{what} and ends at {end}: the machine crashed before everything was on disk", end)
         else:
             self._fault(end, f"{what}, and ends at {end} now: rows at its end were removed or changed")
 
@@ -299,8 +294,7 @@ class _Verification:
             self._fault(noted.id, f"event {noted.id} is not the noted one: the hash differs")
             return
         if self._pruned is not None and noted.id <= self._pruned.through:
-            message = f"event {noted.id}, which was noted, was pruned by retention and can no longer be compared"
-            self._note(message)
+            self._note(f"event {noted.id}, which was noted, was pruned by retention and can no longer be compared")
             return
         for number, copy, gone in self._losses:
             if copy.id < noted.id <= gone.id:

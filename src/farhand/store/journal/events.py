@@ -10,7 +10,6 @@ import msgspec
 from farhand.store.ports import Tx
 
 AFTER: Final = "SELECT id, at, kind, subject, data FROM events WHERE id > ? ORDER BY id LIMIT ?"
-LAST: Final = "SELECT coalesce(max(id), 0) FROM events"
 
 _encode = msgspec.json.Encoder().encode
 
@@ -49,4 +48,4 @@ def events_after(tx: Tx, last: int, limit: int) -> list[Event]:
 
 
 def last_event(tx: Tx) -> int:
-    return int(tx.execute(LAST).fetchall()[0][0])
+    return int(tx.execute("SELECT coalesce(max(id), 0) FROM events").fetchall()[0][0])

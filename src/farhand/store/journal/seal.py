@@ -29,7 +29,6 @@ KEY_BYTES: Final = 32
 HASH_BYTES: Final = 32
 LARGE_BYTES: Final = 256 * 1024
 APPEND: Final = "INSERT INTO events (id, at, kind, subject, data, hash) VALUES (?, ?, ?, ?, ?, ?)"
-LAST: Final = "SELECT id, hash FROM events ORDER BY id DESC LIMIT 1"
 
 # Encodes values for hashing; different values never have the same encoding.
 packed = msgspec.msgpack.Encoder().encode
@@ -70,8 +69,6 @@ class KeptHead(msgspec.Struct, frozen=True):
 
 
 class Sealer:
-    """Hashes rows with one key."""
-
     __slots__ = ("_base", "beginning")
 
     def __init__(self, key: bytes) -> None:
@@ -141,7 +138,6 @@ class SealedJournal:
 
     @property
     def pending(self) -> int:
-        """Return the number of rows that the current transaction adds."""
         return len(self._pending)
 
     @property
@@ -207,8 +203,7 @@ def load_key(home: Path, *, make: bool = False) -> bytes:
 
 
 def journal_end(tx: Tx) -> Head:
-    """Return the newest row."""
-    rows: list[Any] = tx.execute(LAST).fetchall()
+    rows: list[Any] = tx.execute("SELECT id, hash FROM events ORDER BY id DESC LIMIT 1").fetchall()
     return Head(rows[0][0], rows[0][1] or b"") if rows else Head(0, b"")
 
 

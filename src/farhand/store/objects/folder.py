@@ -221,7 +221,7 @@ class FolderObjects:
     def _list(self, prefix: str, delimiter: bool, after: str | None, limit: int) -> Listing:
         page = list(itertools.islice(self._walk(prefix[:-1], delimiter, after or ""), limit + 1))
         more = len(page) > limit
-        objects = [self._listed(key, status) for key, status in page[:limit] if status is not None]
+        objects = [_object_info(key, status) for key, status in page[:limit] if status is not None]
         prefixes = [key for key, status in page[:limit] if status is None]
         return Listing(objects, prefixes, page[limit - 1][0] if more else None)
 
@@ -260,14 +260,10 @@ class FolderObjects:
 
     # -- metadata ---------------------------------------------------------------------
 
-    def _listed(self, key: str, status: os.stat_result) -> ObjectInfo:
-        return ObjectInfo(key, status.st_size, status.st_mtime_ns // 1_000_000, _etag(status))
-
     def _info(self, key: str, status: os.stat_result) -> ObjectInfo:
-        etag = _etag(status)
         typed = self._types.get(key)
-        content_type = typed.content_type if typed is not None and typed.etag == etag else content_type_of(key)
-        return ObjectInfo(key, status.st_size, status.st_mtime_ns // 1_000_000, etag, content_type)
+        known = typed is not None and typed.etag == _etag(status)
+        return _object_info(key, status, typed.content_type if typed and known else content_type_of(key))
 
     def _read_types(self) -> dict[str, Typed]:
         types = {}
@@ -389,13 +385,7 @@ class FolderWriter:
             self._new_etag[0] = _etag(status)
             self._open = False
             self._stack.close()
-        return ObjectInfo(
-            self._key,
-            status.st_size,
-            status.st_mtime_ns // 1_000_000,
-            _etag(status),
-            self._content_type or content_type_of(self._key),
-        )
+        return _object_info(self._key, status, self._content_type or content_type_of(self._key))
 
     def abort_now(self) -> None:
         with self._using:
@@ -437,6 +427,10 @@ def _child(files: Files, path: str, entry: os.DirEntry[str]) -> _Child | None:
     except (OSError, NotFound, NotAllowed):
         return None
     return _Child(name, status) if stat.S_ISREG(status.st_mode) else None
+
+
+def _object_info(key: str, status: os.stat_result, content_type: str | None = None) -> ObjectInfo:
+    return ObjectInfo(key, status.st_size, status.st_mtime_ns // 1_000_000, _etag(status), content_type)
 
 
 def _etag(status: os.stat_result) -> str:

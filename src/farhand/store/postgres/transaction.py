@@ -79,7 +79,6 @@ def _plain(value: Any) -> Any:
 
 
 def translated(error: psycopg.Error) -> StoreError:
-    """Return the StoreError for an error of the engine."""
     said = first_line(error)
     if isinstance(error, _CONSTRAINTS):
         return IntegrityError(said)
@@ -92,8 +91,6 @@ def first_line(error: Exception) -> str:
 
 
 class PostgresTx:
-    """A transaction on a connection of the store."""
-
     __slots__ = ("_connection", "_cursor", "_journal")
 
     def __init__(self, connection: Connection, journal: SealedJournal | None = None) -> None:
@@ -107,7 +104,7 @@ class PostgresTx:
             cursor.execute(translated_sql(sql), [_plain(value) for value in values], binary=True)
         except psycopg.Error as error:
             raise translated(error) from error
-        return _FetchedRows(cursor) if cursor.description is not None else _NO_ROWS
+        return cursor if cursor.description is not None else _NO_ROWS
 
     def executemany(self, sql: str, rows: Iterable[Sequence[Any]]) -> int:
         cursor = self._cursor = psycopg.RawCursor(self._connection)
@@ -132,25 +129,9 @@ class PostgresTx:
         return self._journal
 
 
-class _FetchedRows:
-    """The rows of one statement, which the connection has received completely."""
-
-    __slots__ = ("_cursor",)
-
-    def __init__(self, cursor: psycopg.RawCursor[tuple[Any, ...]]) -> None:
-        self._cursor = cursor
-
-    def __iter__(self) -> Any:
-        return iter(self._cursor)
-
-    def fetchall(self) -> list[tuple[Any, ...]]:
-        return self._cursor.fetchall()
-
-    def fetchone(self) -> tuple[Any, ...] | None:
-        return self._cursor.fetchone()
-
-
 class _NoRows:
+    """The result of a statement that returns no rows, from which a cursor refuses to fetch."""
+
     def __iter__(self) -> Any:
         return iter(())
 

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
-FIRST = """
+# Stores from before this step are refused: their journal has no seals.
+SEALED: Final = """
+ALTER TABLE events ADD COLUMN hash BLOB;
+"""
+
+MIGRATIONS: Final[tuple[str, ...]] = (
+    """
 CREATE TABLE meta (
     key   TEXT PRIMARY KEY,
     value TEXT NOT NULL
@@ -68,9 +74,8 @@ CREATE TABLE tokens (
     created_at INTEGER NOT NULL,
     revoked_at INTEGER
 ) STRICT;
-"""
-
-TRANSFERS = """
+""",
+    """
 CREATE TABLE transfers (
     seq           INTEGER PRIMARY KEY,
     id            TEXT NOT NULL UNIQUE,
@@ -89,9 +94,8 @@ CREATE TABLE transfers (
     ended_at      INTEGER
 ) STRICT;
 CREATE INDEX transfers_open ON transfers (id) WHERE ended_at IS NULL;
-"""
-
-SESSIONS = """
+""",
+    """
 CREATE TABLE sessions (
     key               TEXT PRIMARY KEY,
     id                TEXT NOT NULL,
@@ -158,9 +162,8 @@ CREATE TABLE runs (
 CREATE INDEX runs_open ON runs (seq) WHERE ended_at IS NULL;
 CREATE INDEX runs_of_session ON runs (session_key, seq);
 CREATE INDEX runs_joined ON runs (joined_to) WHERE joined_to IS NOT NULL;
-"""
-
-CHATS = """
+""",
+    """
 CREATE TABLE chats (
     seq        INTEGER PRIMARY KEY,
     id         TEXT NOT NULL UNIQUE,
@@ -180,9 +183,8 @@ CREATE TABLE chat_messages (
     at   INTEGER NOT NULL
 ) STRICT;
 CREATE INDEX chat_messages_chat ON chat_messages (chat);
-"""
-
-CRON = """
+""",
+    """
 CREATE TABLE cron_jobs (
     id         TEXT PRIMARY KEY,
     agent_id   TEXT NOT NULL,
@@ -218,9 +220,8 @@ CREATE TABLE cron_slots (
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX cron_open ON cron_slots (slot) WHERE status IN ('waiting', 'running');
 CREATE INDEX cron_ended ON cron_slots (job, ended_at) WHERE ended_at IS NOT NULL;
-"""
-
-MESSAGES = """
+""",
+    """
 CREATE TABLE outbox (
     seq         INTEGER PRIMARY KEY,
     id          TEXT NOT NULL,
@@ -300,28 +301,24 @@ CREATE TABLE hook_posts (
     UNIQUE (hook, delivery)
 ) STRICT;
 CREATE INDEX hook_posts_open ON hook_posts (seq) WHERE ended_at IS NULL;
-"""
-
-NARROW_TOKENS = """
+""",
+    """
 ALTER TABLE tokens ADD COLUMN tools TEXT NOT NULL DEFAULT '';
 ALTER TABLE tokens ADD COLUMN nodes TEXT NOT NULL DEFAULT '';
 ALTER TABLE tokens ADD COLUMN expires_at INTEGER;
-"""
-
-NODE_KEYS = """
+""",
+    """
 ALTER TABLE tokens ADD COLUMN public_key BLOB;
-"""
-
-OUTBOX_CLAIMS = """
+""",
+    """
 ALTER TABLE outbox ADD COLUMN holder TEXT;
 ALTER TABLE outbox ADD COLUMN beat INTEGER NOT NULL DEFAULT 0;
 CREATE INDEX outbox_lane ON outbox (channel, account, peer, seq) WHERE ended_at IS NULL;
 CREATE INDEX outbox_ended ON outbox (ended_at) WHERE ended_at IS NOT NULL;
 CREATE INDEX hook_posts_ended ON hook_posts (ended_at) WHERE ended_at IS NOT NULL;
 CREATE INDEX awaited_replies_ended ON awaited_replies (ended_at) WHERE ended_at IS NOT NULL;
-"""
-
-FANOUTS = """
+""",
+    """
 CREATE TABLE fanouts (
     id         TEXT PRIMARY KEY,
     tool       TEXT NOT NULL,
@@ -335,19 +332,14 @@ CREATE TABLE fanout_calls (
     call_id TEXT NOT NULL,
     PRIMARY KEY (fanout, call_id)
 ) STRICT, WITHOUT ROWID;
-"""
-
-SEALED = """
-ALTER TABLE events ADD COLUMN hash BLOB;
-"""
-
-ENDS_OF_RUNS = """
+""",
+    SEALED,
+    """
 ALTER TABLE runs ADD COLUMN finish_reason TEXT;
 ALTER TABLE runs ADD COLUMN handed BLOB;
 CREATE INDEX runs_handing_over ON runs (session_key) WHERE handed IS NOT NULL;
-"""
-
-PARKED = """
+""",
+    """
 CREATE TABLE parked (
     call_id    TEXT PRIMARY KEY,
     why        TEXT NOT NULL,
@@ -373,9 +365,8 @@ CREATE TABLE approvals (
     remark      TEXT
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX approvals_by_time ON approvals (asked_at);
-"""
-
-REPLAYS = """
+""",
+    """
 CREATE TABLE contents (
     digest BLOB NOT NULL UNIQUE,
     data   BLOB NOT NULL
@@ -402,11 +393,9 @@ CREATE TABLE asked (
     reply    BLOB,
     PRIMARY KEY (run_id, number)
 ) STRICT, WITHOUT ROWID;
-"""
-
-USES_OF_TOKENS = "ALTER TABLE tokens ADD COLUMN last_used_at INTEGER;"
-
-BROWSER_SESSIONS = """
+""",
+    "ALTER TABLE tokens ADD COLUMN last_used_at INTEGER;",
+    """
 CREATE TABLE browser_sessions (
     id           TEXT PRIMARY KEY,
     cookie_hash  BLOB NOT NULL UNIQUE,
@@ -417,18 +406,15 @@ CREATE TABLE browser_sessions (
     address      TEXT NOT NULL,
     user_agent   TEXT NOT NULL
 ) STRICT, WITHOUT ROWID;
-"""
-
-PRINCIPALS = """
+""",
+    """
 ALTER TABLE calls ADD COLUMN on_behalf_of TEXT;
 ALTER TABLE runs ADD COLUMN asker BLOB;
 CREATE INDEX runs_of_credential ON runs (credential, session_key);
 ALTER TABLE hooks ADD COLUMN made_by TEXT NOT NULL DEFAULT 'owner';
-"""
-
-PRUNED_JOURNAL = "CREATE INDEX events_pruned ON events (id) WHERE kind = 'journal.pruned';"
-
-END_ORDERS = """
+""",
+    "CREATE INDEX events_pruned ON events (id) WHERE kind = 'journal.pruned';",
+    """
 CREATE TABLE end_orders (
     node_id    TEXT NOT NULL,
     call_id    TEXT NOT NULL,
@@ -436,19 +422,15 @@ CREATE TABLE end_orders (
     created_at INTEGER NOT NULL,
     PRIMARY KEY (node_id, call_id)
 ) STRICT, WITHOUT ROWID;
-"""
-
-MAKERS_OF_TOKENS = "ALTER TABLE tokens ADD COLUMN made_by TEXT NOT NULL DEFAULT 'owner';"
-
-CHAT_MAKERS = "ALTER TABLE chats ADD COLUMN made_by TEXT NOT NULL DEFAULT 'owner';"
-
-# Which credential made the link of an earlier session is not known, so every browser signs in again.
-BROWSER_SESSION_MAKERS = """
+""",
+    "ALTER TABLE tokens ADD COLUMN made_by TEXT NOT NULL DEFAULT 'owner';",
+    "ALTER TABLE chats ADD COLUMN made_by TEXT NOT NULL DEFAULT 'owner';",
+    # Which credential made the link of an earlier session is not known, so every browser signs in again.
+    """
 DELETE FROM browser_sessions;
 ALTER TABLE browser_sessions ADD COLUMN made_by TEXT NOT NULL DEFAULT 'owner';
-"""
-
-STANDING_APPROVALS = """
+""",
+    """
 CREATE TABLE standing_approvals (
     id           TEXT PRIMARY KEY,
     tool         TEXT NOT NULL,
@@ -462,10 +444,20 @@ CREATE TABLE standing_approvals (
     made_by      TEXT NOT NULL,
     created_at   INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
-"""
-# Tokens from before profiles keep the full list of tools.
-PROFILES_OF_TOKENS = "ALTER TABLE tokens ADD COLUMN profile TEXT NOT NULL DEFAULT 'full';"
-MCP_SERVERS = """
+""",
+    # Tokens from before profiles keep the full list of tools.
+    "ALTER TABLE tokens ADD COLUMN profile TEXT NOT NULL DEFAULT 'full';",
+    """
+CREATE TABLE responses (
+    id         TEXT PRIMARY KEY,
+    run_id     TEXT NOT NULL,
+    credential TEXT NOT NULL,
+    created_at INTEGER NOT NULL,
+    facts      BLOB NOT NULL
+) STRICT, WITHOUT ROWID;
+CREATE INDEX responses_by_age ON responses (created_at);
+""",
+    """
 CREATE TABLE mcp_servers (
     name       TEXT PRIMARY KEY,
     settings   BLOB NOT NULL,
@@ -481,20 +473,8 @@ CREATE TABLE mcp_tools (
     accepted_by TEXT NOT NULL,
     PRIMARY KEY (server, tool)
 ) STRICT, WITHOUT ROWID;
-"""
-
-RESPONSES = """
-CREATE TABLE responses (
-    id         TEXT PRIMARY KEY,
-    run_id     TEXT NOT NULL,
-    credential TEXT NOT NULL,
-    created_at INTEGER NOT NULL,
-    facts      BLOB NOT NULL
-) STRICT, WITHOUT ROWID;
-CREATE INDEX responses_by_age ON responses (created_at);
-"""
-
-MCP_TASKS = """
+""",
+    """
 CREATE TABLE mcp_tasks (
     call_id    TEXT PRIMARY KEY,
     credential TEXT NOT NULL,
@@ -503,9 +483,8 @@ CREATE TABLE mcp_tasks (
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX mcp_tasks_of ON mcp_tasks (credential, call_id);
 CREATE INDEX mcp_tasks_by_age ON mcp_tasks (expires_at);
-"""
-
-SECRETS = """
+""",
+    """
 CREATE TABLE secrets (
     name         TEXT PRIMARY KEY,
     value        BLOB NOT NULL,
@@ -516,9 +495,8 @@ CREATE TABLE secrets (
     last_used_at INTEGER,
     last_call    TEXT
 ) STRICT;
-"""
-
-OAUTH = """
+""",
+    """
 CREATE TABLE oauth_clients (
     id            TEXT PRIMARY KEY,
     client_id     TEXT NOT NULL,
@@ -547,9 +525,8 @@ CREATE TABLE oauth_secrets (
     used_at    INTEGER
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX oauth_secrets_by_expiry ON oauth_secrets (expires_at);
-"""
-
-ONE_TIME_CODES: Final = """
+""",
+    """
 CREATE TABLE one_time_codes (
     seq        INTEGER PRIMARY KEY,
     hash       BLOB NOT NULL UNIQUE,
@@ -557,9 +534,8 @@ CREATE TABLE one_time_codes (
     facts      BLOB NOT NULL,
     expires_at INTEGER NOT NULL
 ) STRICT;
-"""
-
-BUDGETS = """
+""",
+    """
 CREATE TABLE budget_limits (
     subject    TEXT NOT NULL,
     unit       TEXT NOT NULL,
@@ -594,73 +570,31 @@ CREATE TABLE budget_machines (
     used_at INTEGER NOT NULL,
     PRIMARY KEY (subject, period, node_id)
 ) STRICT, WITHOUT ROWID;
-"""
-
-# The messages of chats are entries of sessions; the gateway moves those of `chat_messages` when it starts.
-CHATS_OF_SESSIONS = """
+""",
+    # The messages of chats are entries of sessions; `chat_messages` is no longer used.
+    """
 ALTER TABLE chats ADD COLUMN session_key TEXT NOT NULL DEFAULT '';
 ALTER TABLE chats ADD COLUMN first_entry INTEGER NOT NULL DEFAULT 0;
 CREATE INDEX chats_to_move ON chats (seq) WHERE session_key = '';
-"""
-
-# What nodes signed about calls.
-RECEIPTS = """
+""",
+    # What nodes signed about calls.
+    """
 CREATE TABLE receipts (
     call_id   TEXT PRIMARY KEY,
     node_key  TEXT NOT NULL,
     statement TEXT NOT NULL,
     signature TEXT NOT NULL
 ) STRICT, WITHOUT ROWID;
-"""
-
-# The hosts whose requests get the secret as a header, by the egress proxies of nodes.
-HOSTS_OF_SECRETS = """
+""",
+    # The hosts whose requests get the secret as a header, by the egress proxies of nodes.
+    """
 ALTER TABLE secrets ADD COLUMN hosts TEXT NOT NULL DEFAULT '';
 ALTER TABLE secrets ADD COLUMN header TEXT NOT NULL DEFAULT '';
-"""
-
-# Where a call that is approved permanently works: in the workspace of an agent (empty: not stored) and, for a message,
-# from a session.
-PLACES_OF_STANDING_APPROVALS = """
+""",
+    # Where a call that is approved permanently works: in the workspace of an agent (empty: not stored) and, for a
+    # message, from a session.
+    """
 ALTER TABLE standing_approvals ADD COLUMN agent_id TEXT NOT NULL DEFAULT '';
 ALTER TABLE standing_approvals ADD COLUMN session_key TEXT;
-"""
-
-
-MIGRATIONS: Final[tuple[str, ...]] = (
-    FIRST,
-    TRANSFERS,
-    SESSIONS,
-    CHATS,
-    CRON,
-    MESSAGES,
-    NARROW_TOKENS,
-    NODE_KEYS,
-    OUTBOX_CLAIMS,
-    FANOUTS,
-    SEALED,
-    ENDS_OF_RUNS,
-    PARKED,
-    REPLAYS,
-    USES_OF_TOKENS,
-    BROWSER_SESSIONS,
-    PRINCIPALS,
-    PRUNED_JOURNAL,
-    END_ORDERS,
-    MAKERS_OF_TOKENS,
-    CHAT_MAKERS,
-    BROWSER_SESSION_MAKERS,
-    STANDING_APPROVALS,
-    PROFILES_OF_TOKENS,
-    RESPONSES,
-    MCP_SERVERS,
-    MCP_TASKS,
-    SECRETS,
-    OAUTH,
-    ONE_TIME_CODES,
-    BUDGETS,
-    CHATS_OF_SESSIONS,
-    RECEIPTS,
-    HOSTS_OF_SECRETS,
-    PLACES_OF_STANDING_APPROVALS,
+""",
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from operator import itemgetter
@@ -61,8 +60,6 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.on_behalf_of or self.credential
 
 
-_encode = msgspec.json.Encoder().encode
-
 _FIELDS: Final = CallRecord.__struct_fields__
 # The columns that the journal covers. `on_behalf_of` was added later and is covered where it is set (`_tail`), so that
 # older rows stay verifiable.
@@ -77,7 +74,6 @@ _asked: Final = itemgetter(*map(_COLUMNS.index, ASKED))
 NOT_ENDED: Final = (CallState.RUNNING.value, *[None] * (len(ENDED) - 1))
 
 INSERT: Final = f"INSERT INTO calls ({', '.join(_FIELDS)}, seq) VALUES ({'?, ' * len(_FIELDS)}?)"  # noqa: S608
-NEWEST: Final = "SELECT coalesce(max(seq), 0) FROM calls"
 START: Final = """
     UPDATE calls SET state = 'running', route = ?, node_id = ?, capability = ?, node_boot = ?, deadline_at = ?
     WHERE id = ? AND state = 'waiting' AND ended_at IS NULL"""
@@ -102,8 +98,6 @@ LEFT_OUT: Final = msgspec.Raw(b"")
 _WITHOUT_BODIES: Final = _SELECT.replace(" args,", " NULL AS args,").replace(" result,", " NULL AS result,")
 # Limits the arguments and results in one list.
 MOST_LISTED_BYTES: Final = 32 * 1024 * 1024
-# Longer tool names are not cached: a caller can invent any number of them.
-LONGEST_KEPT_NAME: Final = 256
 # Of a longer late result only the length is stored.
 MOST_LATE_BYTES: Final = 256 * 1024
 
@@ -115,9 +109,8 @@ def begin(tx: Tx, record: CallRecord) -> None:
 
 def begin_all(tx: Tx, records: Iterable[CallRecord]) -> None:
     """Store new calls, which may have ended already."""
-    number: int = tx.execute(NEWEST).fetchall()[0][0]
+    number: int = tx.execute("SELECT coalesce(max(seq), 0) FROM calls").fetchall()[0][0]
     rows: list[tuple[Any, ...]] = []
-    append = tx.journal.append
     for record in records:
         number += 1
         values = _values(record)
@@ -128,7 +121,7 @@ def begin_all(tx: Tx, records: Iterable[CallRecord]) -> None:
             _append_end(tx, record, covered)
         else:
             kind = "call.waiting" if record.state is CallState.WAITING else "call.started"
-            append(record.created_at, kind, record.id, bytes(_shown(record)), covered)
+            append_event(tx, record.created_at, kind, record.id, _shown(record), covered)
     tx.executemany(INSERT, rows)
 
 
@@ -354,24 +347,16 @@ def search(
 
 
 def _append_end(tx: Tx, record: CallRecord, covered: bytes) -> None:
-    shown = _shown(record, record.state)
-    data = bytes(shown)
+    data = _shown(record, record.state)
     if record.error_kind is not None:
-        error = {"kind": record.error_kind, "message": record.error_message}
-        data = _encode({**msgspec.json.decode(shown), "error": error})
-    tx.journal.append(record.ended_at or record.created_at, "call.ended", record.id, data, covered)
+        data["error"] = {"kind": record.error_kind, "message": record.error_message}
+    append_event(tx, record.ended_at or record.created_at, "call.ended", record.id, data, covered)
 
 
-def _shown(record: CallRecord, state: CallState | None = None) -> msgspec.Raw:
-    """Return what the journal shows of a call, cached since most calls are alike."""
-    show = _show if len(record.tool) <= LONGEST_KEPT_NAME else _show.__wrapped__
-    return show(record.tool, record.node_id, state)
-
-
-@functools.lru_cache(maxsize=1024)
-def _show(tool: str, node_id: str | None, state: CallState | None) -> msgspec.Raw:
-    data = {"tool": tool, "node_id": node_id, "state": state}
-    return msgspec.Raw(_encode({name: value for name, value in data.items() if value is not None}))
+def _shown(record: CallRecord, state: CallState | None = None) -> dict[str, Any]:
+    """Return what the journal shows of a call."""
+    data = {"tool": record.tool, "node_id": record.node_id, "state": state}
+    return {name: value for name, value in data.items() if value is not None}
 
 
 def _record(row: tuple[Any, ...]) -> CallRecord:

@@ -162,9 +162,6 @@ DUE: Final = f"{JOB} WHERE enabled = 1 AND (next_at <= ?1 OR cursor > ?2) ORDER 
 PRESSING: Final = """
     SELECT 1 FROM cron_jobs WHERE enabled = 1 AND (next_at <= ?1 OR cursor > ?2)
     UNION ALL SELECT 1 FROM cron_slots WHERE status = 'waiting' LIMIT 1"""
-NEXT_AT: Final = "SELECT min(next_at) FROM cron_jobs WHERE enabled = 1"
-MOVE: Final = "UPDATE cron_jobs SET cursor = ?, next_at = ? WHERE id = ?"
-DISABLE: Final = "UPDATE cron_jobs SET enabled = 0, next_at = NULL WHERE id = ?"
 ENABLED: Final = f"{JOB} WHERE enabled = 1"
 HIDDEN: Final = f"{JOB} WHERE hidden = 1"
 
@@ -220,17 +217,16 @@ def pressing(tx: Tx, now: int, ahead: int) -> bool:
 
 
 def next_at(tx: Tx) -> int | None:
-    """Return the next slot of any job."""
-    row: Any = tx.execute(NEXT_AT).fetchall()[0]
+    row: Any = tx.execute("SELECT min(next_at) FROM cron_jobs WHERE enabled = 1").fetchall()[0]
     return None if row[0] is None else int(row[0])
 
 
 def move_cursor(tx: Tx, job_id: str, cursor: int, next_at: int | None) -> None:
-    tx.execute(MOVE, (cursor, next_at, job_id))
+    tx.execute("UPDATE cron_jobs SET cursor = ?, next_at = ? WHERE id = ?", (cursor, next_at, job_id))
 
 
 def disable_job(tx: Tx, job_id: str) -> None:
-    tx.execute(DISABLE, (job_id,))
+    tx.execute("UPDATE cron_jobs SET enabled = 0, next_at = NULL WHERE id = ?", (job_id,))
 
 
 def remove_job(tx: Tx, job_id: str, *, history: bool) -> bool:
@@ -260,7 +256,6 @@ END: Final = """
     WHERE job = ?6 AND slot = ?7 AND holder IS NOT DISTINCT FROM ?8
     AND (status IN ('waiting', 'running') OR (status = 'unknown' AND ?1 != 'unknown'))"""
 ATTEMPT: Final = "UPDATE cron_slots SET attempts = ?, error = ? WHERE job = ? AND slot = ? AND holder = ?"
-BEAT: Final = "UPDATE cron_slots SET beat = beat + 1 WHERE holder = ? AND status = 'running'"
 # Of a job, or of all that are not hidden.
 RUNS: Final = """
     WHERE ended_at IS NOT NULL AND (cast(?1 AS TEXT) IS NULL OR job = ?1)
@@ -279,7 +274,6 @@ PRUNE: Final = """
     DELETE FROM cron_slots WHERE job = ?1 AND ended_at IS NOT NULL AND slot NOT IN (
         SELECT slot FROM cron_slots WHERE job = ?1 AND ended_at IS NOT NULL
         ORDER BY ended_at DESC, slot DESC LIMIT ?2)"""
-RAISE_FLOOR: Final = "UPDATE cron_jobs SET floor = ?1 WHERE id = ?2 AND floor < ?1"
 FORGET_ORPHANS: Final = """
     DELETE FROM cron_slots WHERE (job, slot) IN (
         SELECT job, slot FROM cron_slots WHERE ended_at < ? AND job NOT IN (SELECT id FROM cron_jobs) LIMIT ?)"""
@@ -332,7 +326,7 @@ def note_attempt(tx: Tx, slot: Slot, error: str) -> None:
 
 
 def beat(tx: Tx, holder: str) -> None:
-    tx.execute(BEAT, (holder,))
+    tx.execute("UPDATE cron_slots SET beat = beat + 1 WHERE holder = ? AND status = 'running'", (holder,))
 
 
 def list_runs(tx: Tx, job_id: str | None, limit: int, offset: int) -> list[Slot]:
@@ -366,7 +360,7 @@ def prune_history(tx: Tx, job_id: str, keep: int) -> None:
     if surplus:
         tx.execute(PRUNE, (job_id, keep))
     if newest is not None:
-        tx.execute(RAISE_FLOOR, (newest, job_id))
+        tx.execute("UPDATE cron_jobs SET floor = ?1 WHERE id = ?2 AND floor < ?1", (newest, job_id))
 
 
 def forget_orphans(tx: Tx, before: int, most: int) -> int:

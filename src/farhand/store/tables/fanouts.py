@@ -12,8 +12,6 @@ from farhand.store.ports import Tx
 
 ADD: Final = "INSERT INTO fanouts (id, tool, credential, nodes, created_at) VALUES (?, ?, ?, ?, ?)"
 ADD_CALL: Final = "INSERT INTO fanout_calls (fanout, call_id) VALUES (?, ?) ON CONFLICT DO NOTHING"
-NODES: Final = "SELECT nodes FROM fanouts WHERE id = ?"
-CALLS: Final = "SELECT call_id FROM fanout_calls WHERE fanout = ?"
 
 
 class FanOutRecord(msgspec.Struct, frozen=True):
@@ -39,11 +37,10 @@ def add_calls(tx: Tx, fanout: str, calls: Mapping[str, str]) -> None:
 
 
 def fanout_nodes(tx: Tx, fanout: str) -> list[str]:
-    """Return the nodes of a fan-out."""
-    rows: list[Any] = tx.execute(NODES, (fanout,)).fetchall()
+    rows: list[Any] = tx.execute("SELECT nodes FROM fanouts WHERE id = ?", (fanout,)).fetchall()
     return msgspec.json.decode(rows[0][0], type=list[str]) if rows else []
 
 
 def fanout_calls(tx: Tx, fanout: str) -> set[str]:
     """Return the ids of a fan-out's calls; some of them may never have been made."""
-    return {str(row[0]) for row in tx.execute(CALLS, (fanout,))}
+    return {str(row[0]) for row in tx.execute("SELECT call_id FROM fanout_calls WHERE fanout = ?", (fanout,))}

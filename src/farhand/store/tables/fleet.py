@@ -27,8 +27,6 @@ JOIN: Final = """
     ON CONFLICT (id) DO UPDATE SET epoch = replicas.epoch + 1, beat = excluded.beat, started_at = excluded.started_at,
         version = excluded.version, settings = excluded.settings
     RETURNING epoch"""
-BEAT: Final = "UPDATE replicas SET beat = clock_timestamp(), settings = ? WHERE id = ?"
-LEAVE: Final = "UPDATE replicas SET beat = cast('-infinity' AS TIMESTAMPTZ) WHERE id = ?"
 SILENT: Final = f"""
     SELECT id FROM replicas
     WHERE id <> ? AND beat < clock_timestamp() - make_interval(secs => cast(? AS DOUBLE PRECISION))
@@ -44,9 +42,7 @@ LINK: Final = """
     INSERT INTO links (node, gen, socket, replica) VALUES (?, 1, ?, ?)
     ON CONFLICT (node) DO UPDATE SET gen = links.gen + 1, socket = excluded.socket, replica = excluded.replica
     RETURNING gen"""
-UNLINK: Final = "UPDATE links SET replica = NULL WHERE node = ? AND socket = ?"
 LINKS: Final = "SELECT node, gen, socket, replica FROM links WHERE replica IS NOT NULL"
-SOCKET: Final = "SELECT socket FROM links WHERE node = ? AND replica IS NOT NULL"
 # From a gateway that has left or was fenced, never from one that may still write.
 LEASE: Final = """
     INSERT INTO leases (name, replica) VALUES (?, ?)
@@ -54,7 +50,6 @@ LEASE: Final = """
         WHERE leases.replica = excluded.replica OR NOT EXISTS (
             SELECT 1 FROM replicas WHERE id = leases.replica AND beat > cast('-infinity' AS TIMESTAMPTZ))
     RETURNING replica"""
-OWNER: Final = "SELECT replica FROM calls WHERE id = ? AND ended_at IS NULL"
 
 
 class Replica(msgspec.Struct, frozen=True):
@@ -92,12 +87,12 @@ def join_fleet(tx: Tx, replica: str, version: str, settings: str) -> int:
 
 
 def beat(tx: Tx, replica: str, settings: str) -> None:
-    tx.execute(BEAT, (settings, replica))
+    tx.execute("UPDATE replicas SET beat = clock_timestamp(), settings = ? WHERE id = ?", (settings, replica))
 
 
 def leave_fleet(tx: Tx, replica: str) -> None:
     """Let others take over the work of a gateway that stops."""
-    tx.execute(LEAVE, (replica,))
+    tx.execute("UPDATE replicas SET beat = cast('-infinity' AS TIMESTAMPTZ) WHERE id = ?", (replica,))
     tx.execute("UPDATE links SET replica = NULL WHERE replica = ?", (replica,))
 
 
@@ -131,8 +126,7 @@ def own_unowned(tx: Tx, replica: str) -> None:
 
 
 def owner_of(tx: Tx, call_id: str) -> str | None:
-    """Return the gateway that owns an open call."""
-    rows = tx.execute(OWNER, (call_id,)).fetchall()
+    rows = tx.execute("SELECT replica FROM calls WHERE id = ? AND ended_at IS NULL", (call_id,)).fetchall()
     return None if not rows or rows[0][0] is None else str(rows[0][0])
 
 
@@ -145,7 +139,6 @@ def other_worker(tx: Tx, key: str, replica: str) -> str | None:
 
 
 def run_owner(tx: Tx, run_id: str) -> str | None:
-    """Return the gateway that works on an open run."""
     rows = tx.execute("SELECT replica FROM runs WHERE id = ? AND ended_at IS NULL", (run_id,)).fetchall()
     return None if not rows or rows[0][0] is None else str(rows[0][0])
 
@@ -180,7 +173,7 @@ def link(tx: Tx, node: str, socket: str, replica: str) -> int:
 
 
 def unlink(tx: Tx, node: str, socket: str) -> None:
-    tx.execute(UNLINK, (node, socket))
+    tx.execute("UPDATE links SET replica = NULL WHERE node = ? AND socket = ?", (node, socket))
 
 
 def links(tx: Tx) -> list[NodeLink]:
@@ -189,7 +182,7 @@ def links(tx: Tx) -> list[NodeLink]:
 
 def present_socket(tx: Tx, node: str) -> str | None:
     """Return the node's present connection; None if it has none."""
-    rows: list[Any] = tx.execute(SOCKET, (node,)).fetchall()
+    rows: list[Any] = tx.execute("SELECT socket FROM links WHERE node = ? AND replica IS NOT NULL", (node,)).fetchall()
     return str(rows[0][0]) if rows else None
 
 

@@ -18,7 +18,6 @@ CLAIMED: Final = "SELECT call_id, body_hash FROM idempotency WHERE credential = 
 CLAIMED_BELOW: Final = """
     SELECT calls.id, calls.tool FROM idempotency JOIN calls ON calls.id = idempotency.call_id
     WHERE idempotency.credential = ? AND key >= ? AND key < ?"""
-FORGET_KEYS: Final = "DELETE FROM idempotency WHERE created_at < ?"
 RELEASE: Final = "DELETE FROM idempotency WHERE credential = ? AND key = ? AND call_id = ?"
 
 
@@ -47,4 +46,4 @@ def release(tx: Tx, credential: str, key: str, request_id: str) -> None:
 
 def forget_keys(tx: Tx, now: int) -> None:
     """Remove the idempotency keys that are older than a day."""
-    tx.execute(FORGET_KEYS, (now - IDEMPOTENCY_MS,))
+    tx.execute("DELETE FROM idempotency WHERE created_at < ?", (now - IDEMPOTENCY_MS,))

@@ -16,7 +16,6 @@ _ROWS: Final = {
     "cron_slots": "SELECT status, count(*) FROM cron_slots GROUP BY status",
     "cron_jobs": "SELECT CASE WHEN enabled = 1 THEN 'enabled' ELSE 'disabled' END, count(*) FROM cron_jobs GROUP BY 1",
 }
-_SESSIONS: Final = "SELECT count(*) FROM sessions"
 
 
 class Durations:
@@ -38,5 +37,5 @@ def count_rows(tx: Tx) -> dict[str, dict[str, int]]:
     """Return the number of rows by state, for each kind of work."""
     rows: dict[str, list[Any]] = {name: tx.execute(text).fetchall() for name, text in _ROWS.items()}
     found = {name: {str(state): int(count) for state, count in counted} for name, counted in rows.items()}
-    sessions: list[Any] = tx.execute(_SESSIONS).fetchall()
+    sessions: list[Any] = tx.execute("SELECT count(*) FROM sessions").fetchall()
     return {**found, "sessions": {"": int(sessions[0][0])}}

@@ -13,11 +13,7 @@ SAVE: Final = """
     INSERT INTO nodes (node_id, info, connected_at, last_seen) VALUES (?, ?, ?, ?)
     ON CONFLICT (node_id) DO UPDATE
     SET info = excluded.info, connected_at = excluded.connected_at, last_seen = excluded.last_seen"""
-SEEN: Final = "UPDATE nodes SET last_seen = ? WHERE node_id = ?"
 ALL: Final = "SELECT info, connected_at, last_seen FROM nodes ORDER BY node_id"
-ONE: Final = "SELECT info FROM nodes WHERE node_id = ?"
-DESCRIBE: Final = "UPDATE nodes SET info = ? WHERE node_id = ?"
-FORGET: Final = "DELETE FROM nodes WHERE node_id = ?"
 
 
 class NodeCard(msgspec.Struct, frozen=True):
@@ -47,16 +43,16 @@ def save_node(tx: Tx, card: NodeCard, connected_at: int, last_seen: int) -> None
 
 
 def node_seen(tx: Tx, node_id: str, last_seen: int) -> None:
-    tx.execute(SEEN, (last_seen, node_id))
+    tx.execute("UPDATE nodes SET last_seen = ? WHERE node_id = ?", (last_seen, node_id))
 
 
 def forget_node(tx: Tx, node_id: str) -> None:
-    tx.execute(FORGET, (node_id,))
+    tx.execute("DELETE FROM nodes WHERE node_id = ?", (node_id,))
     tx.execute("DELETE FROM end_orders WHERE node_id = ?", (node_id,))
 
 
 def find_node(tx: Tx, node_id: str) -> NodeCard | None:
-    rows = tx.execute(ONE, (node_id,)).fetchall()
+    rows = tx.execute("SELECT info FROM nodes WHERE node_id = ?", (node_id,)).fetchall()
     return msgspec.json.decode(rows[0][0], type=NodeCard) if rows else None
 
 
@@ -64,7 +60,7 @@ def describe_node(tx: Tx, node_id: str, label: str, owner_tags: list[str] | None
     card = find_node(tx, node_id)
     if card is not None:
         card = msgspec.structs.replace(card, label=label, owner_tags=owner_tags)
-        tx.execute(DESCRIBE, (msgspec.json.encode(card), node_id))
+        tx.execute("UPDATE nodes SET info = ? WHERE node_id = ?", (msgspec.json.encode(card), node_id))
 
 
 def all_nodes(tx: Tx) -> list[tuple[NodeCard, int, int]]:

@@ -100,7 +100,6 @@ ADD: Final = f"{_OUTBOX.insert} ON CONFLICT DO NOTHING RETURNING seq"
 CLAIM: Final = """
     UPDATE outbox SET state = 'sending', holder = ?, beat = 0, attempts = attempts + 1
     WHERE seq = ? AND state = 'waiting'"""
-BEAT: Final = "UPDATE outbox SET beat = beat + 1 WHERE ended_at IS NULL AND holder = ?"
 SAVE: Final = """
     UPDATE outbox SET state = ?1, parts_sent = ?2, next_at = ?3, error = ?4, remote_id = ?5, ended_at = ?6,
         holder = CASE ?1 WHEN 'waiting' THEN NULL ELSE holder END
@@ -179,8 +178,7 @@ def save_message(tx: Tx, record: OutboxRecord, now: int) -> bool:
 
 
 def beat(tx: Tx, holder: str) -> None:
-    """Show that a gateway is alive."""
-    tx.execute(BEAT, (holder,))
+    tx.execute("UPDATE outbox SET beat = beat + 1 WHERE ended_at IS NULL AND holder = ?", (holder,))
 
 
 def take_from(tx: Tx, record: OutboxRecord, repeat: bool, reason: str, now: int) -> bool:

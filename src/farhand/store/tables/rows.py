@@ -21,6 +21,7 @@ class Table(Generic[Row]):
 
     def __init__(self, name: str, row: type[Row], *, numbered: bool = False, separator: str | None = " ") -> None:
         """`numbered`: the store assigns the first column. `separator`: between the texts of a tuple; None: as JSON."""
+        self._name = name
         self.columns: Final = row.__struct_fields__
         # The columns to insert.
         self.inserted: Final = self.columns[1:] if numbered else self.columns
@@ -41,8 +42,14 @@ class Table(Generic[Row]):
         """Insert a row. `conflict`: the `ON CONFLICT` clause, if there is one."""
         tx.execute(f"{self.insert} {conflict}" if conflict else self.insert, self.values(row))
 
+    def update(self, tx: Tx, row: Row, columns: Collection[str], where: str, *values: Any) -> bool:
+        """Store some columns of a row where a condition holds; return whether one was changed."""
+        changes = ", ".join(f"{name} = ?" for name in columns)
+        stored = [self.stored(getattr(row, name)) for name in columns]
+        tx.execute(f"UPDATE {self._name} SET {changes} WHERE {where}", (*stored, *values))  # noqa: S608
+        return tx.changes() > 0
+
     def find(self, tx: Tx, where: str, *values: Any) -> Row | None:
-        """Return the first row for which a condition holds."""
         row = tx.execute(f"{self.select} WHERE {where}", values).fetchone()
         return None if row is None else self.read(row)
 
@@ -58,11 +65,9 @@ class Table(Generic[Row]):
         return self._row(**values)
 
     def values(self, row: Row) -> list[Any]:
-        """Return the values to insert."""
         return [self.stored(getattr(row, name)) for name in self.inserted]
 
     def stored(self, value: Any) -> Any:
-        """Return the value of a field as it is stored."""
         if isinstance(value, msgspec.Raw):
             return bytes(value)
         if isinstance(value, tuple):

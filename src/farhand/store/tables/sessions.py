@@ -116,8 +116,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: str | None = None
     # Calls that the client has to carry out.
     handed: msgspec.Raw | None = None
-    # The credential on whose behalf the run acts; None in rows of earlier versions.
-    asker: msgspec.Raw | None = None
+    # The credential on whose behalf the run acts.
+    asker: msgspec.Raw
 
 
 MOST_HISTORY_BYTES: Final = 8 * 1024 * 1024
@@ -201,7 +201,7 @@ def begin_anew(tx: Tx, record: SessionRecord, new_id: str, now: int) -> SessionR
         updated_at=now,
     )
     names = ("id", "previous_ids", "title", "messages", "context_tokens", "updated_at")
-    change_session(tx, record.key, **{name: getattr(fresh, name) for name in names})
+    _SESSIONS.update(tx, fresh, names, "key = ?", record.key)
     append_event(tx, now, "session.reset", record.key, {"previous": record.id})
     return fresh
 
@@ -403,15 +403,10 @@ def open_runs(tx: Tx) -> list[RunRecord]:
     return _RUNS.all(tx, "WHERE ended_at IS NULL ORDER BY seq")
 
 
-def list_runs(tx: Tx, key: str, limit: int) -> list[RunRecord]:
-    """Return runs, newest first."""
-    return _RUNS.all(tx, "WHERE session_key = ? ORDER BY seq DESC LIMIT ?", key, limit)
-
-
 def hands_over(tx: Tx, key: str) -> bool:
     """Return whether a run of the session has ever left calls to its client."""
-    rows = tx.execute("SELECT 1 FROM runs WHERE session_key = ? AND handed IS NOT NULL LIMIT 1", (key,))
-    return bool(rows.fetchall())
+    query = "SELECT 1 FROM runs WHERE session_key = ? AND handed IS NOT NULL LIMIT 1"
+    return tx.execute(query, (key,)).fetchone() is not None
 
 
 def start_run(tx: Tx, run_id: str, now: int) -> None:
@@ -433,7 +428,6 @@ def forgive_attempts(tx: Tx) -> None:
 
 
 def joined_to(tx: Tx, run_id: str) -> list[str]:
-    """Return the runs that joined this one."""
     return [str(row[0]) for row in tx.execute("SELECT id FROM runs WHERE joined_to = ?", (run_id,))]
 
 
@@ -444,33 +438,11 @@ def join_run(tx: Tx, run_id: str, to: str, now: int) -> None:
 
 def end_run(tx: Tx, run: RunRecord) -> None:
     """Store the end of a run and of those that joined it. A stored end is final."""
-    tx.execute(
-        """UPDATE runs SET state = ?, ended_at = ?, reply = ?, error_kind = ?, error_message = ?, steps = ?,
-               prompt_tokens = ?, completion_tokens = ?, cached_tokens = ?, cost = ?, finish_reason = ?, handed = ?
-           WHERE id = ? AND ended_at IS NULL""",
-        (
-            str(run.state),
-            run.ended_at,
-            run.reply,
-            run.error_kind,
-            run.error_message,
-            run.steps,
-            run.prompt_tokens,
-            run.completion_tokens,
-            run.cached_tokens,
-            run.cost,
-            run.finish_reason,
-            None if run.handed is None else bytes(run.handed),
-            run.id,
-        ),
-    )
-    if not tx.changes():
+    end = ("state", "ended_at", "reply", "error_kind", "error_message", "finish_reason")
+    used = ("steps", "prompt_tokens", "completion_tokens", "cached_tokens", "cost", "handed")
+    if not _RUNS.update(tx, run, (*end, *used), "id = ? AND ended_at IS NULL", run.id):
         return
-    tx.execute(
-        """UPDATE runs SET state = ?, ended_at = ?, reply = ?, error_kind = ?, error_message = ?, finish_reason = ?
-           WHERE joined_to = ? AND ended_at IS NULL""",
-        (str(run.state), run.ended_at, run.reply, run.error_kind, run.error_message, run.finish_reason, run.id),
-    )
+    _RUNS.update(tx, run, end, "joined_to = ? AND ended_at IS NULL", run.id)
     data: dict[str, Any] = {"session": run.session_key, "state": str(run.state)}
     if run.error_kind is not None:
         data["error"] = {"kind": run.error_kind, "message": run.error_message}

@@ -40,9 +40,10 @@ class TransferRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _TRANSFERS: Final = Table("transfers", TransferRecord)
-UPDATE: Final = """
-    UPDATE transfers SET state = ?, files = ?, bytes_total = ?, bytes_done = ?, mime = ?,
-    error_kind = ?, error_message = ?, ended_at = ? WHERE id = ? AND ended_at IS NULL"""
+_CHANGING: Final = (
+    *("state", "files", "bytes_total", "bytes_done", "mime"),
+    *("error_kind", "error_message", "ended_at"),
+)
 
 
 def begin_transfer(tx: Tx, record: TransferRecord) -> None:
@@ -53,21 +54,7 @@ def begin_transfer(tx: Tx, record: TransferRecord) -> None:
 
 def save_transfer(tx: Tx, record: TransferRecord, now: int) -> bool:
     """Store the progress or the end of a transfer; return False if it has ended already."""
-    tx.execute(
-        UPDATE,
-        (
-            str(record.state),
-            record.files,
-            record.bytes_total,
-            record.bytes_done,
-            record.mime,
-            record.error_kind,
-            record.error_message,
-            record.ended_at,
-            record.id,
-        ),
-    )
-    if not tx.changes():
+    if not _TRANSFERS.update(tx, record, _CHANGING, "id = ? AND ended_at IS NULL", record.id):
         return False
     data: dict[str, Any] = {
         "source": record.source,

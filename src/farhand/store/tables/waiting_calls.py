@@ -85,11 +85,9 @@ _APPROVALS: Final = Table("approvals", Approval)
 REMOVE: Final = "DELETE FROM parked WHERE call_id = ?"
 DECIDE: Final = """
     UPDATE approvals SET state = ?, decided_by = ?, decided_at = ?, remark = ? WHERE id = ? AND state = 'pending'"""
-ORIGIN_OF_RUN: Final = "SELECT origin FROM runs WHERE id = ?"
 
 
 def begin_waiting(tx: Tx, record: CallRecord, row: WaitingRow) -> None:
-    """Store a waiting call."""
     calls.begin(tx, record)
     _WAITING.add(tx, row, _WAITING.replace("call_id"))
 
@@ -186,5 +184,5 @@ def origin_of(tx: Tx, record: CallRecord) -> str | None:
     key = record.idempotency_key or ""
     if not record.credential.startswith("agent:") or not key.startswith("run:"):
         return None
-    rows: list[Any] = tx.execute(ORIGIN_OF_RUN, (key.split(":")[1],)).fetchall()
+    rows: list[Any] = tx.execute("SELECT origin FROM runs WHERE id = ?", (key.split(":")[1],)).fetchall()
     return str(rows[0][0]) if rows else None

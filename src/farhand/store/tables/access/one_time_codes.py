@@ -7,7 +7,6 @@ from typing import Final
 from farhand.store.ports import Tx
 
 ADD: Final = "INSERT INTO one_time_codes (hash, kind, facts, expires_at) VALUES (?, ?, ?, ?)"
-EXPIRED: Final = "DELETE FROM one_time_codes WHERE expires_at <= ?"
 SURPLUS: Final = """
     DELETE FROM one_time_codes WHERE kind = ?1 AND hash NOT IN (
         SELECT hash FROM one_time_codes WHERE kind = ?1 ORDER BY seq DESC LIMIT ?2)"""
@@ -17,7 +16,7 @@ USE: Final = "DELETE FROM one_time_codes WHERE kind = ? AND hash = ? AND expires
 
 def add_code(tx: Tx, kind: str, code_hash: bytes, facts: bytes, expires_at: int, now: int, most: int) -> None:
     """Store a code; of each kind, the `most` newest are kept."""
-    tx.execute(EXPIRED, (now,))
+    tx.execute("DELETE FROM one_time_codes WHERE expires_at <= ?", (now,))
     tx.execute(ADD, (code_hash, kind, facts, expires_at))
     tx.execute(SURPLUS, (kind, most))
 

@@ -82,7 +82,6 @@ class BudgetExceeded(StoreError):
         self.least = least
 
 
-_USED: Final = "SELECT used FROM budget_use WHERE subject = ? AND unit = ? AND period = ?"
 _RESERVED: Final = "SELECT coalesce(sum(amount), 0) FROM budget_holds WHERE subject = ? AND unit = ? AND period = ?"
 _ADD: Final = """
     INSERT INTO budget_use (subject, unit, period, used, updated_at) VALUES (?, ?, ?, ?, ?)
@@ -142,7 +141,8 @@ def check_machines(tx: Tx, limit: Limit, nodes: Collection[str], now: int) -> No
 
 def settle(tx: Tx, hold: str, actual: Mapping[Unit, int], now: int) -> None:
     """Replace a reservation with what was used; units that are not in `actual` were used as reserved."""
-    rows = [(str(subject), Unit(unit), str(span), int(amount)) for subject, unit, span, amount in _held(tx, hold)]
+    held = tx.execute(_HELD, (hold,)).fetchall()
+    rows = [(str(subject), Unit(unit), str(span), int(amount)) for subject, unit, span, amount in held]
     if rows:
         changes = [
             (subject, str(unit), span, actual.get(unit, amount) - amount, now) for subject, unit, span, amount in rows
@@ -165,12 +165,11 @@ def add(tx: Tx, limits: Sequence[Limit], amounts: Mapping[Unit, int], now: int) 
 
 
 def use_of(tx: Tx, limit: Limit, now: int) -> Use:
-    """Return what is used of a limit in the present period."""
     span = limit.span(now)
     if limit.unit is Unit.MACHINES:
         return Use(limit, len(tx.execute(_MACHINES, (limit.subject, span)).fetchall()), 0)
     key = (limit.subject, str(limit.unit), span)
-    rows = tx.execute(_USED, key).fetchall()
+    rows = tx.execute("SELECT used FROM budget_use WHERE subject = ? AND unit = ? AND period = ?", key).fetchall()
     [(reserved,)] = tx.execute(_RESERVED, key).fetchall()
     return Use(limit, int(rows[0][0]) if rows else 0, int(reserved))
 
@@ -179,10 +178,6 @@ def subjects_in_use(tx: Tx, now: int) -> set[str]:
     """Return the subjects that have used something in the present periods."""
     spans = (TOTAL, _day(now).strftime("%Y-%m-%d"))
     return {str(row[0]) for row in tx.execute(_SUBJECTS, (*spans, *spans))}
-
-
-def _held(tx: Tx, hold: str) -> Sequence[tuple[Any, ...]]:
-    return tx.execute(_HELD, (hold,)).fetchall()
 
 
 def _day(now: int) -> datetime:
