@@ -39,12 +39,13 @@ from farhand.app.home import OpenedStore, open_home
 from farhand.app.wiring import Parts, build
 from farhand.config import Config, SettingsError
 from farhand.gateway.access.credentials import OWNER
-from farhand.gateway.nodes.addresses import GatewayAddress, is_loopback, pins_of
+from farhand.gateway.nodes.addresses import GatewayAddress, pins_of
 from farhand.gateway.sessions.old_chats import move_old_chats
 from farhand.gateway.workspace.skill_folders import SKILL_FOLDERS
 from farhand.machine.files.local_paths import AGENTS_FOLDER
 from farhand.machine.files.private_files import open_private, restrict_to_owner, restrict_tree, write_private
 from farhand.protocol.errors import FarhandError
+from farhand.protocol.hosts import is_loopback
 from farhand.protocol.redaction import KnownSecrets
 from farhand.store.objects.base import SKILLS as SKILLS_FOLDER
 from farhand.store.ports import StoreError

@@ -85,12 +85,7 @@ class LendingLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
             allow_tools=_together(self.allow_tools, given.allow_tools),
             deny_tools=_together(self.deny_tools, given.deny_tools),
             tags=given.tags or self.tags,
-            sandbox=given.sandbox or self.sandbox,
-            network=given.network or self.network,
-            memory=given.memory or self.memory,
-            cpus=given.cpus or self.cpus,
-            processes=given.processes or self.processes,
-            disk=given.disk or self.disk,
+            **{name: getattr(given, name) or getattr(self, name) for name in ("sandbox", "network", *RESOURCES)},
         )
         if not together.resources.is_within(self.resources):
             raise LendingError("--memory, --cpus, --processes or --disk allows more than before")
