@@ -20,7 +20,7 @@ import msgspec
 import uvicorn
 
 from farhand.api.node_socket.services import node_socket_factory
-from farhand.api.oauth.consent import ConsentRoutes, consent_page_routes
+from farhand.api.oauth.consent import ConsentRoutes
 from farhand.api.oauth.endpoints import EndpointRoutes
 from farhand.api.routes.console import ConsoleRoutes, page_routes
 from farhand.api.server.browser_sessions import BrowserSessions, SessionLimits
@@ -218,7 +218,7 @@ class Gateway:
         if parts.fleet is not None:
             parts.fleet.follow("console.", sessions.refresh)
         consent = ConsentRoutes(parts.oauth, parts.store.node_registry, public_url)
-        oauth = [*routes_of(EndpointRoutes(parts.oauth, public_url), consent), *consent_page_routes()]
+        oauth = routes_of(EndpointRoutes(parts.oauth, public_url), consent)
         routes = [*parts.routes, *routes_of(ConsoleRoutes(sessions)), *page_routes(), *oauth]
         guard = Guard(
             Router([*routes, *openapi_routes(routes)]),

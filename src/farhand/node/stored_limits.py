@@ -184,11 +184,7 @@ def _settings(path: Path, environ: Mapping[str, str] = os.environ) -> LendingLim
 def _value(kind: Any, text: str) -> Any:
     if kind is bool:
         return msgspec.json.decode(text, type=bool)
-    return text if kind is str else _words(text)
-
-
-def _words(text: str) -> list[str]:
-    return [word for part in text.split(",") if (word := part.strip())]
+    return text if kind is str else [word for part in text.split(",") if (word := part.strip())]
 
 
 def _inside(path: str, roots: Iterable[str]) -> bool:

@@ -249,7 +249,7 @@ class Guard:
             request = Request(scope, exchange, headers, rights.principal, rights.max_body_bytes)
             request.session_id = caller.session_id
             if ending is not None:
-                request.valid = functools.partial(self._is_valid, ending)
+                request.valid = lambda: self._seconds_left(ending) > 0
             if params:
                 known = route.scope is not None
                 request.params = await self._id_prefixes.complete(params, caller.credential) if known else params
@@ -323,9 +323,6 @@ class Guard:
             self._open[name] -= 1
             if not self._open[name]:
                 del self._open[name]
-
-    def _is_valid(self, ending: str) -> bool:
-        return self._seconds_left(ending) > 0
 
     async def _while_valid(self, pieces: AsyncIterator[bytes], ending: str) -> AsyncIterator[bytes]:
         """End a stream when its token or session is revoked or expires."""
