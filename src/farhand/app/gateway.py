@@ -20,7 +20,7 @@ import msgspec
 import uvicorn
 
 from farhand.api.node_socket.services import node_socket_factory
-from farhand.api.oauth.consent import ConsentRoutes, consent_page_routes
+from farhand.api.oauth.consent import ConsentRoutes
 from farhand.api.oauth.endpoints import EndpointRoutes
 from farhand.api.routes.console import ConsoleRoutes, page_routes
 from farhand.api.server.browser_sessions import BrowserSessions, SessionLimits
@@ -39,11 +39,12 @@ from farhand.app.home import OpenedStore, open_home
 from farhand.app.wiring import Parts, build
 from farhand.config import Config, SettingsError
 from farhand.gateway.access.credentials import OWNER
-from farhand.gateway.nodes.addresses import GatewayAddress, is_loopback, pins_of
+from farhand.gateway.nodes.addresses import GatewayAddress, pins_of
 from farhand.gateway.workspace.skill_folders import SKILL_FOLDERS
 from farhand.machine.files.local_paths import AGENTS_FOLDER
 from farhand.machine.files.private_files import open_private, restrict_to_owner, restrict_tree, write_private
 from farhand.protocol.errors import FarhandError
+from farhand.protocol.hosts import is_loopback
 from farhand.protocol.redaction import KnownSecrets
 from farhand.store.objects.base import SKILLS as SKILLS_FOLDER
 from farhand.store.ports import StoreError
@@ -215,7 +216,7 @@ class Gateway:
         if parts.fleet is not None:
             parts.fleet.follow("console.", sessions.refresh)
         consent = ConsentRoutes(parts.oauth, parts.store.node_registry, public_url)
-        oauth = [*routes_of(EndpointRoutes(parts.oauth, public_url), consent), *consent_page_routes()]
+        oauth = routes_of(EndpointRoutes(parts.oauth, public_url), consent)
         routes = [*parts.routes, *routes_of(ConsoleRoutes(sessions)), *page_routes(), *oauth]
         guard = Guard(
             Router([*routes, *openapi_routes(routes)]),

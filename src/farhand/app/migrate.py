@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from farhand.app.fleet import SCHEMES
+from farhand.app.fleet import OWNER_HASH, SCHEMES
 from farhand.app.home import open_objects
 from farhand.app.plugins import Plugins
 from farhand.config import Config, SettingsError
@@ -25,7 +25,6 @@ from farhand.store.tables.access.tokens import set_meta, token_hash
 from farhand.store.tables.fleet import replicas
 
 SQLITE: Final = "sqlite"
-OWNER_HASH: Final = "owner_hash"
 
 
 class Moved(msgspec.Struct, frozen=True):

@@ -118,9 +118,7 @@ class LiveConfinement:
     @property
     def sandbox(self) -> ChosenSandbox | None:
         """The sandbox; None if it is switched off. Raises Failed as a call does."""
-        found, _ = self()
-        assert found is None or isinstance(found, ChosenSandbox)
-        return found
+        return self()[0]
 
     def trial_sandbox(self) -> ChosenSandbox:
         """Return the sandbox of trials in the workspace, with the level and limits of the settings. Raises Failed."""
@@ -147,9 +145,8 @@ class LiveConfinement:
 
     def network(self) -> NetworkRule:
         """Return the rule for the proxy; nothing is reached while the sandbox is off or not available."""
-        made = self._made
-        sandbox = None if isinstance(made, SandboxError) else made[0]
-        return sandbox.plan.network if isinstance(sandbox, ChosenSandbox) else NetworkRule("none")
+        sandbox = None if isinstance(self._made, SandboxError) else self._made[0]
+        return NetworkRule("none") if sandbox is None else sandbox.plan.network
 
     async def close(self) -> None:
         await self._proxy.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import ipaddress
 import json
 import os
 import socket
@@ -282,13 +281,6 @@ def _split(url: str) -> SplitResult:
     if not usable or not url.isprintable() or " " in url:
         raise ClientError("usage", f"{url!r} is not the address of a gateway; write it as http://127.0.0.1:3210")
     return parts
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _header_value(token: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -64,19 +65,14 @@ class NoSandboxSettings:
     credentials = None
 
     def __init__(self, workspace: Path, home: Path) -> None:
-        self._plan = SandboxPlan(workspace=str(workspace), hidden=(str(home),)).of_trials(str(workspace))
-        self._trial: ChosenSandbox | None = None
+        plan = SandboxPlan(workspace=str(workspace), hidden=(str(home),))
+        self.trial_sandbox = _trials(plan, (str(workspace),))
 
     def __call__(self) -> Confinement:
         return unconfined()
 
     def levels(self) -> dict[str, str]:
         return {}
-
-    def trial_sandbox(self) -> ChosenSandbox:
-        if self._trial is None:
-            self._trial = sandbox_of_trials(self._plan)
-        return self._trial
 
     async def close(self) -> None: ...
 
@@ -194,14 +190,7 @@ def _plan(holds: LendingLimits, folders: Sequence[str], home: Path, egress: str 
 
 def _trials(plan: SandboxPlan, folders: Sequence[str]) -> Callable[[], ChosenSandbox]:
     """Return the sandbox of trials, when it is asked for: a plan may be one that no machine can follow."""
-    made: list[ChosenSandbox] = []
-
-    def sandbox() -> ChosenSandbox:
-        if not made:
-            made.append(sandbox_of_trials(plan.of_trials(folders[0], folders)))
-        return made[0]
-
-    return sandbox
+    return functools.cache(lambda: sandbox_of_trials(plan.of_trials(folders[0], folders)))
 
 
 def refuse_reachable_home(roots: Sequence[str], home: Path, *, commands: bool) -> None:

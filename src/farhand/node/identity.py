@@ -9,7 +9,7 @@ from typing import Final
 
 from farhand.machine.files.private_files import replace_private
 from farhand.protocol.errors import FarhandError
-from farhand.protocol.key_auth import KEY_BYTES, from_text, key_text, to_text
+from farhand.protocol.key_auth import KEY_BYTES, from_text, to_text
 from farhand.protocol.receipts import SigningKey
 from farhand.protocol.sealing import SealingKey
 
@@ -18,15 +18,13 @@ KEY_FILE: Final = "key.json"
 SEED: Final = "fhk_"
 
 
-class NodeKey:
+class NodeKey(SigningKey):
     """The Ed25519 key in a node's folder, and the gateway it belongs to."""
 
     def __init__(self, path: Path, seed: bytes, gateway_id: str | None) -> None:
-        # Imported late: it takes 2.5 MB, which nodes without a key save.
-        from nacl.signing import SigningKey  # noqa: PLC0415
-
+        super().__init__(seed)
         self._path = path
-        self._key = SigningKey(seed)
+        self._seed = seed
         self._gateway_id = gateway_id
 
     @classmethod
@@ -61,13 +59,6 @@ class NodeKey:
         """Return a new key for a node's folder; it is stored, replacing an older one, when it belongs to a gateway."""
         return cls(folder / KEY_FILE, os.urandom(KEY_BYTES), None)
 
-    @property
-    def public(self) -> str:
-        return key_text(bytes(self._key.verify_key))
-
-    def sign(self, data: bytes) -> bytes:
-        return self._key.sign(data).signature
-
     def expects(self, gateway_id: str) -> bool:
         """Return whether this is the gateway of the key; a key without one is bound to the first that asks."""
         if self._gateway_id is None:
@@ -80,7 +71,7 @@ class NodeKey:
         self._save()
 
     def _save(self) -> None:
-        kept = {"seed": SEED + to_text(bytes(self._key)), "public": self.public}
+        kept = {"seed": SEED + to_text(self._seed), "public": self.public}
         if self._gateway_id is not None:
             kept["gateway_id"] = self._gateway_id
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

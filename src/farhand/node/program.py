@@ -75,18 +75,9 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
     token: str | None
     workspace: Path
     home: Path
-    roots: tuple[Path, ...] = ()
-    read_only: bool = False
     role: str = "execution"
-    allowed: tuple[str, ...] = ()
-    denied: tuple[str, ...] = ()
-    tags: tuple[str, ...] = ()
-    sandbox: str = ""
-    network: str = ""
-    memory: str = ""
-    cpus: str = ""
-    processes: str = ""
-    disk: str = ""
+    # The limits and tags of this start, in addition to the stored ones.
+    limits: LendingLimits = LendingLimits()
     # Ignore stored limits and tags; only those given here apply.
     reset_limits: bool = False
     ca_file: str | None = None
@@ -130,7 +121,7 @@ async def run_node(options: NodeOptions, shutdown: asyncio.Event, leave: Callabl
         settings = options.sandbox_settings(workspace, options.home, folder)
         confined = await confine(holds, workspace, options.home, folder, settings)
         roots = roots or _sandbox_roots(confined.confinement, workspace)
-        store_limits(folder, given_limits(options), reset=options.reset_limits)
+        store_limits(folder, options.limits, reset=options.reset_limits)
         log.info("lending this machine %s", f"with {holds.described()}" if holds.described() else "without limits")
         with logging_to_file(folder / "logs", options.node_id, workspace, KnownSecrets([options.token or ""])):
             try:
@@ -253,26 +244,9 @@ async def _serve(
         undo_log.close()
 
 
-def given_limits(options: NodeOptions) -> LendingLimits:
-    """Return the limits and tags given to this start."""
-    return LendingLimits(
-        root=tuple(str(root) for root in options.roots),
-        read_only=options.read_only,
-        allow_tools=options.allowed,
-        deny_tools=options.denied,
-        tags=options.tags,
-        sandbox=options.sandbox,
-        network=options.network,
-        memory=options.memory,
-        cpus=options.cpus,
-        processes=options.processes,
-        disk=options.disk,
-    )
-
-
 def _lent(options: NodeOptions, folder: Path) -> LendingLimits:
     try:
-        return effective_limits(options.home, folder, given_limits(options), reset=options.reset_limits)
+        return effective_limits(options.home, folder, options.limits, reset=options.reset_limits)
     except LendingError as error:
         raise FarhandError(f"this node cannot start: {error}") from None
 

@@ -85,12 +85,7 @@ class LendingLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
             allow_tools=_together(self.allow_tools, given.allow_tools),
             deny_tools=_together(self.deny_tools, given.deny_tools),
             tags=given.tags or self.tags,
-            sandbox=given.sandbox or self.sandbox,
-            network=given.network or self.network,
-            memory=given.memory or self.memory,
-            cpus=given.cpus or self.cpus,
-            processes=given.processes or self.processes,
-            disk=given.disk or self.disk,
+            **{name: getattr(given, name) or getattr(self, name) for name in ("sandbox", "network", *RESOURCES)},
         )
         if not together.resources.is_within(self.resources):
             raise LendingError("--memory, --cpus, --processes or --disk allows more than before")
@@ -189,11 +184,7 @@ def _settings(path: Path, environ: Mapping[str, str] = os.environ) -> LendingLim
 def _value(kind: Any, text: str) -> Any:
     if kind is bool:
         return msgspec.json.decode(text, type=bool)
-    return text if kind is str else _words(text)
-
-
-def _words(text: str) -> list[str]:
-    return [word for part in text.split(",") if (word := part.strip())]
+    return text if kind is str else [word for part in text.split(",") if (word := part.strip())]
 
 
 def _inside(path: str, roots: Iterable[str]) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from farhand.protocol.calls import NULL, ToolFailure
-from farhand.protocol.key_auth import SIGNATURE_BYTES, from_text, key_text, read_key, to_text
+from farhand.protocol.key_auth import SIGNATURE_BYTES, from_text, key_text, read_key
 
 FORMAT: Final = "farhand-receipt-1"
 NODE_PURPOSE: Final = b"farhand receipt of a node 1\n"
@@ -141,10 +141,6 @@ def gateway_bytes(call: CallStatement, node: NodePart, gateway: GatewayPart) -> 
 def fingerprint(key: str) -> str:
     """Return a short name of a public key: `SHA256:` and the digest in base64. Raises ValueError."""
     return "SHA256:" + base64.b64encode(hashlib.sha256(read_key(key)).digest()).decode().rstrip("=")
-
-
-def signature_text(signature: bytes) -> str:
-    return to_text(signature)
 
 
 def signed(key: str, data: bytes, signature: str) -> bool:

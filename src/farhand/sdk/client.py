@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import os
 import ssl
@@ -19,6 +18,7 @@ from msgspec import UNSET, Raw
 from farhand.protocol.calls import ToolFailure
 from farhand.protocol.errors import Failed, NotFound, ProtocolError, ToolError
 from farhand.protocol.freeze import FreezeState
+from farhand.protocol.hosts import is_loopback
 from farhand.protocol.key_auth import SCHEME
 from farhand.protocol.messages import (
     FEATURE_FLEET,
@@ -141,7 +141,7 @@ class _Gateway(msgspec.Struct):
         return cls(
             build_url(url, token if token_in_query else None, node_id),
             build_url(url, token, node_id) if token_in_query is None and token else None,
-            address.scheme == "ws" and not _is_loopback(address.hostname or ""),
+            address.scheme == "ws" and not is_loopback(address.hostname or ""),
             f"{address.scheme}://{address.netloc.rpartition('@')[2]}{address.path}",
             _tls_context(ca_file, pinned_cert) if address.scheme == "wss" else None,
         )
@@ -217,7 +217,7 @@ class NodeClient:
         self._token = None if key else os.environ.get("SA_NODE_TOKEN") if token is None else token
         if self._token and not self._token.isprintable():
             raise ConfigError("token contains a character that cannot be sent, perhaps a line break")
-        self._heartbeat = heartbeat_interval
+        self.heartbeat_interval = heartbeat_interval
         self._backoff = reconnect_backoff or ReconnectBackoff()
         self._max_concurrent = max_concurrent_tools
         self._max_request_bytes = max_request_bytes
@@ -355,10 +355,6 @@ class NodeClient:
             clear,
         )
         return await GatewayLink.connect(to.url, headers, to.tls, connection.on_text, connection.on_frame)
-
-    @property
-    def heartbeat_interval(self) -> float:
-        return self._heartbeat
 
 
 class _Connection:
@@ -585,13 +581,6 @@ def _address(url: str) -> SplitResult:
             f"gateway_ws_url must be ws://host[:port]/path, wss://… or http(s)://…, without a #, not {shown!r}"
         )
     return address
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def build_url(url: str, token: str | None, node_id: str) -> str:

@@ -25,7 +25,7 @@ def split_docstring(text: str) -> tuple[str, dict[str, str]]:
             found = _google(lines[start + 1 : end])
         elif _NUMPY.match(line) and start + 1 < len(lines) and _UNDERLINE.match(lines[start + 1]):
             end = _end_of_numpy(lines, start + 2)
-            found = _numpy(lines[start + 2 : end])
+            found = _items(lines[start + 2 : end], 0, _NUMPY_ITEM)
         else:
             continue
         if found:
@@ -55,10 +55,6 @@ def _google(lines: list[str]) -> dict[str, str]:
     widths = [len(line) - len(line.lstrip()) for line in lines if line.strip()]
     indent = min(widths, default=0)
     return _items(lines, indent, _GOOGLE_ITEM)
-
-
-def _numpy(lines: list[str]) -> dict[str, str]:
-    return _items(lines, 0, _NUMPY_ITEM)
 
 
 def _items(lines: list[str], indent: int, item: re.Pattern[str]) -> dict[str, str]:

@@ -8,15 +8,9 @@ from typing import Protocol
 import msgspec
 from msgspec import UNSET
 
+from farhand.protocol.key_auth import to_text
 from farhand.protocol.messages import SignedStatement, ToolRequest, ToolResponse
-from farhand.protocol.receipts import (
-    NodeStatement,
-    digest,
-    node_bytes,
-    outcome_bytes,
-    signature_text,
-    written,
-)
+from farhand.protocol.receipts import NodeStatement, digest, node_bytes, outcome_bytes, written
 
 
 class ReceiptKey(Protocol):
@@ -54,5 +48,5 @@ class Signer:
                 ended_at=max(started_at, time.time_ns() // 1_000_000),
             )
         )
-        signature = signature_text(self._key.sign(node_bytes(statement)))
+        signature = to_text(self._key.sign(node_bytes(statement)))
         return msgspec.structs.replace(response, receipt=SignedStatement(statement, signature))

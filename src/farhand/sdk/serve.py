@@ -30,7 +30,8 @@ def serve(registry: ToolRegistry, name: str, version: str, gateway: str | None, 
         with contextlib.suppress(KeyboardInterrupt):
             asyncio.run(_until_stopped(client, registry))
     except Refused as error:
-        _fail(f"{error}\n  as node {info.id!r}: {_refusal_advice(info.id)}")
+        token = f"a token that `farhand token create --node {info.id}` made"
+        _fail(f"{error}\n  as node {info.id!r}: set SA_NODE_TOKEN to {token}, or use `farhand plugin dev`")
     except ReconnectExhausted as error:
         _fail(f"{error}; is the gateway running, and is SA_GATEWAY_WS_URL its address?")
     except NodeSdkError as error:
@@ -45,12 +46,6 @@ async def _until_stopped(client: NodeClient, registry: ToolRegistry) -> None:
             loop.add_signal_handler(number, stop.set)
     with contextlib.suppress(Shutdown):
         await client.run(registry, stop)
-
-
-def _refusal_advice(node_id: str) -> str:
-    return (
-        f"set SA_NODE_TOKEN to a token that `farhand token create --node {node_id}` made, or use `farhand plugin dev`"
-    )
 
 
 def _fail(message: str) -> None:

@@ -19,8 +19,9 @@ from farhand.machine.jobs.foreground import Foreground
 from farhand.machine.jobs.job import Job
 from farhand.machine.jobs.jobs import Jobs
 from farhand.machine.jobs.output_text import CHARACTER_BYTES, last_text
-from farhand.machine.sandbox.confinement import CommandSandbox, Confinement, unconfined
+from farhand.machine.sandbox.confinement import Confinement, unconfined
 from farhand.machine.sandbox.host_commands import HostCommands
+from farhand.machine.sandbox.levels import ChosenSandbox
 from farhand.machine.sandbox.trials import Trials
 from farhand.protocol.calls import PROGRAM_STOPPING
 from farhand.protocol.errors import Failed, InvalidArgs, NotAllowed, NotFound
@@ -54,7 +55,7 @@ class _Start(NamedTuple):
     seconds: float
     # Note in the answer if the time limit differs from the requested one.
     note: str
-    sandbox: CommandSandbox | None
+    sandbox: ChosenSandbox | None
     # Set when the command runs on the host.
     host: HostCommands | None
 
@@ -371,7 +372,7 @@ def _with_secrets(start: _Start, secrets: Mapping[str, str]) -> tuple[_Start, di
 
 
 def _way(
-    sandbox: CommandSandbox | None,
+    sandbox: ChosenSandbox | None,
     host: HostCommands | None,
     command: str,
     folder: str,

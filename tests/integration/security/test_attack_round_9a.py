@@ -16,7 +16,8 @@ import msgspec
 import pytest
 
 from farhand.cli.setup.openclaw_folder import read_folder
-from farhand.protocol.receipts import Receipt, SigningKey, check, gateway_bytes, signature_text
+from farhand.protocol.key_auth import to_text
+from farhand.protocol.receipts import Receipt, SigningKey, check, gateway_bytes
 from tests.integration.http.test_attacks_doors import token
 from tests.support.harness import GatewayProcess, NodeProcess, wait_until
 
@@ -281,7 +282,7 @@ def test_a_receipt_signed_by_another_key_is_not_that_of_the_gateway(receipt: dic
     forged["call"]["credential"] = "another"
     forged["gateway"]["key"] = key.public
     whole = msgspec.convert(forged, Receipt)
-    forged["signature"] = signature_text(key.sign(gateway_bytes(whole.call, whole.node, whole.gateway)))
+    forged["signature"] = to_text(key.sign(gateway_bytes(whole.call, whole.node, whole.gateway)))
     assert "mismatch" not in verdicts(forged), "it is signed, by someone"
     assert "mismatch" in verdicts(forged, gateway=receipt["gateway"]["key"])
     # The signature of a node is not that of a gateway, nor the other way round.

@@ -9,6 +9,7 @@ disconnecting.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Callable
 from functools import partial
 from secrets import token_hex
@@ -28,7 +29,7 @@ from farhand.api.mcp.tools import Names, tools
 from farhand.api.server.http import Problem, Reply, Request
 from farhand.api.server.large_bodies import beside_loop, result_bytes
 from farhand.api.server.router import EVENTS, JSON, route
-from farhand.api.server.streams import ClientWatch, until_gone, with_pulse
+from farhand.api.server.streams import until_gone, watching, with_pulse
 from farhand.gateway.access.credentials import Scope
 from farhand.gateway.calls.catalog import Catalog
 from farhand.gateway.calls.gate import Gate
@@ -264,17 +265,15 @@ class McpRoutes:
         ended = begun.ended()
         ended.add_done_callback(streamed.over)
         # Clients without a session cancel by disconnecting; others cancel explicitly and may return for the answer.
-        watch = ClientWatch(request, lambda: self._gate.abandon(begun)) if session is None else None
+        watch = watching(request, lambda: self._gate.abandon(begun)) if session is None else contextlib.nullcontext()
         patience = PROGRESS_SECONDS if streamed.reports else SOON_SECONDS
         try:
-            await asyncio.wait({ended}, timeout=patience if _accepts(request, SSE) else None)
+            with watch:
+                await asyncio.wait({ended}, timeout=patience if _accepts(request, SSE) else None)
         except asyncio.CancelledError:
             if session is None:
                 self._gate.abandon(begun)
             raise
-        finally:
-            if watch is not None:
-                watch.stop()
         if ended.done():
             if asked.given_up and _accepts(request, SSE):
                 return Reply(content_type=SSE)  # a cancelled request gets no answer: its stream ends empty
@@ -289,12 +288,9 @@ class McpRoutes:
         ended = begun.ended()
         if modern:
             approval = _approval(begun)
-            watch = ClientWatch(request, lambda: self._gate.stop(begun, "the caller disconnected"))
-            try:
-                either: set[asyncio.Future[Any]] = {ended, approval}
+            either: set[asyncio.Future[Any]] = {ended, approval}
+            with watching(request, lambda: self._gate.stop(begun, "the caller disconnected")):
                 await asyncio.wait(either, timeout=TASK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                watch.stop()
         record = begun.record if not ended.done() else ended.result()
         unknown = record.route == "unknown" and record.error_kind == "not_found"
         if ended.done() and (modern or unknown):

@@ -9,7 +9,7 @@ import asyncio
 import functools
 import importlib
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -39,7 +39,9 @@ from farhand.protocol.messages import (
 from farhand.protocol.version import MAX_TOOL_RESPONSE_BYTES
 
 if TYPE_CHECKING:
-    from farhand.api.node_socket.upgrade import Admission, NodeSockets, OtherSocket
+    from farhand.api.node_socket.upgrade import NodeSockets, OtherSocket
+    from farhand.api.server.guard import Guard
+    from farhand.gateway.fleet.links import FleetLinks
 
 
 class NodeServices(msgspec.Struct, frozen=True):
@@ -55,7 +57,7 @@ class NodeServices(msgspec.Struct, frozen=True):
     freeze: Freeze
     transfers: Transfers
     # Passes messages to other gateways, if there are any.
-    relay: Relay | None = None
+    relay: FleetLinks | None = None
     # When the next long hello with a token is handled, by the loop's clock; under None, without a token.
     next_long_hello: dict[str | None, float] = {}
 
@@ -90,18 +92,6 @@ class NodeServices(msgspec.Struct, frozen=True):
             self.handle(connection, message)
 
 
-class Relay(Protocol):
-    """Passes what nodes send to the gateway it is for."""
-
-    def pass_on(self, connection: Connection, text: bytes, message: Message) -> bool:
-        """Return False if a message is for this gateway."""
-        ...
-
-    def pass_frame(self, connection: Connection, frame: memoryview) -> bool:
-        """Return False if a binary frame is for this gateway."""
-        ...
-
-
 def _bounded(response: ToolResponse) -> ToolResponse:
     """Return the response of a plain node, or an error if it exceeds the limits of the plug-in guide."""
     if isinstance(response.result, msgspec.Raw):
@@ -118,7 +108,7 @@ def _bounded(response: ToolResponse) -> ToolResponse:
 
 
 def node_socket_factory(
-    services: NodeServices, guard: Admission, others: Mapping[str, OtherSocket]
+    services: NodeServices, guard: Guard, others: Mapping[str, OtherSocket]
 ) -> Callable[..., asyncio.Protocol]:
     """Return the protocol factory that uvicorn calls for each WebSocket upgrade.
 

@@ -22,7 +22,7 @@ from picows.picows import WSProtocol  # type: ignore[attr-defined]
 from farhand.api.node_socket.connection import NodeConversation
 from farhand.api.node_socket.login import INVALID_TOKEN, node_grant
 from farhand.api.node_socket.services import NodeServices
-from farhand.api.server.guard import FILES_SOCKET
+from farhand.api.server.guard import FILES_SOCKET, Guard
 from farhand.api.server.http import Problem, Scope
 from farhand.gateway.access.credentials import NodeGrant
 from farhand.protocol.version import CLOSE_UNAUTHORIZED, HELLO_SECONDS, MAX_FRAME_BYTES
@@ -32,18 +32,6 @@ log = logging.getLogger(__name__)
 CLOSE_RESTART = 1012
 ANSWERED_SECONDS = 0.001
 MOST_UNPROVED = 4
-
-
-class Admission(Protocol):
-    """The checks that the guard makes first."""
-
-    def admit_node(self, scope: Scope) -> None:
-        """Raise Problem for a connection that may not even present a token."""
-        ...
-
-    def node_failed(self, scope: Scope) -> None:
-        """Count a wrong token from this address."""
-        ...
 
 
 class OpenSocket(Protocol):
@@ -66,7 +54,7 @@ class OtherSocket(Protocol):
 class NodeSockets:
     """The protocol factory that uvicorn calls for each WebSocket upgrade."""
 
-    def __init__(self, services: NodeServices, guard: Admission, others: Mapping[str, OtherSocket]) -> None:
+    def __init__(self, services: NodeServices, guard: Guard, others: Mapping[str, OtherSocket]) -> None:
         """`others`: further sockets, by the beginning of their paths."""
         self._services = services
         self._guard = guard

@@ -1,12 +1,11 @@
 """The owner's side of OAuth: the consent page, what it shows and decides, and the clients that have access.
 
-`/oauth/authorize` is a static page without data. It asks `/v1/oauth/consent` as the signed-in owner; the cookie alone
-is not enough, so a request from another site can neither read nor decide anything.
+`/oauth/authorize` is a static page without data, see `api/routes/console.py`. It asks `/v1/oauth/consent` as the
+signed-in owner; the cookie alone is not enough, so a request from another site can neither read nor decide anything.
 """
 
 from __future__ import annotations
 
-from importlib import resources
 from typing import Final
 from urllib.parse import parse_qsl, urlsplit
 
@@ -15,7 +14,7 @@ import msgspec
 from farhand.api.oauth.endpoints import base_of
 from farhand.api.server.http import Problem, Reply, Request, copied, invalid
 from farhand.api.server.public_url import PublicUrl
-from farhand.api.server.router import Query, Route, route
+from farhand.api.server.router import Query, route
 from farhand.gateway.access.credentials import Scope
 from farhand.gateway.access.oauth import (
     LEVELS,
@@ -29,20 +28,6 @@ from farhand.gateway.access.oauth_clients import OAuthError
 from farhand.gateway.nodes.registry import NodeRegistry
 
 MAX_QUERY: Final = 16 * 1024
-_POLICY: Final = (
-    b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-    b"base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
-)
-_HEADERS: Final = [
-    (b"content-security-policy", _POLICY),
-    (b"referrer-policy", b"no-referrer"),
-    (b"x-frame-options", b"DENY"),
-]
-_FILES: Final = {
-    "/oauth/authorize": ("consent.html", b"text/html; charset=utf-8"),
-    "/oauth/consent.js": ("consent.js", b"text/javascript; charset=utf-8"),
-    "/oauth/consent.css": ("consent.css", b"text/css; charset=utf-8"),
-}
 
 
 class ConsentRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -203,27 +188,6 @@ class ConsentRoutes:
             LentMachine(name, node.online, sorted({tool.name for tool in node.lent}))
             for name, node in sorted(self._node_registry.nodes.items())
         ]
-
-
-def consent_page_routes() -> list[Route]:
-    """Return the routes of the consent page's files."""
-    return [
-        Route(
-            method="GET",
-            path=path,
-            scope=None,
-            summary=f"{name} of the OAuth consent page.",
-            handler=_page,
-            media=(kind.decode().partition(";")[0],),
-        )
-        for path, (name, kind) in _FILES.items()
-    ]
-
-
-async def _page(request: Request) -> Reply:
-    name, content_type = _FILES[request.path]
-    body = resources.files("farhand.console").joinpath(name).read_bytes()
-    return Reply(body, content_type=content_type, headers=list(_HEADERS))
 
 
 def _host(address: str) -> str:

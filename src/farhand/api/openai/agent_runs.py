@@ -16,7 +16,7 @@ from farhand.api.openai.request import PRODUCT, ChatRequest, conversation, optio
 from farhand.api.routes.agent.sessions import problems
 from farhand.api.server.http import Problem, Request
 from farhand.api.server.router import EVENTS, JSON, route
-from farhand.api.server.streams import ClientWatch
+from farhand.api.server.streams import watching
 from farhand.gateway.sessions import keys as session_keys
 from farhand.gateway.sessions.agents import Agents
 from farhand.gateway.sessions.runs import FROZEN, Run, RunOutcome
@@ -79,12 +79,8 @@ class AgentRuns:
 
     async def outcome(self, request: Request, run: Run) -> RunOutcome:
         """Wait for the end of a run; stop it if the client disconnects, as with any model. Raises Problem."""
-        watch = ClientWatch(request, lambda: self._hung_up(run))
-        try:
-            with problems():
-                outcome = await run.reply()
-        finally:
-            watch.stop()
+        with watching(request, lambda: self._hung_up(run)), problems():
+            outcome = await run.reply()
         if (
             outcome.error is not None and outcome.error.kind != NOT_CONFIGURED
         ):  # without a model, its text is the answer

@@ -20,6 +20,7 @@ from farhand.api.openai.responses_request import (
     ToolChoice,
     offered_tools,
 )
+from farhand.api.server.streams import event
 from farhand.gateway.sessions.responses import response_id
 from farhand.gateway.sessions.runs import Run, RunEvent, RunOutcome
 from farhand.llm.messages import Message, ToolUse, Usage
@@ -206,7 +207,7 @@ class ResponseStream:
     def _event(self, kind: str, **fields: Any) -> bytes:
         body = msgspec.json.encode({"type": kind, "sequence_number": self._number, **fields})
         self._number += 1
-        return b"event: %b\ndata: %b\n\n" % (kind.encode(), body)
+        return event(kind, body)
 
 
 def _failed(outcome: RunOutcome) -> bool:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from farhand.api.server.http import Request, copied, invalid, refusing, unknown
+from farhand.api.server.http import Request, copied, existing, invalid, refusing
 from farhand.api.server.router import Query, route
 from farhand.gateway.access.credentials import Scope
 from farhand.gateway.access.standing_approvals import CannotStand
@@ -105,10 +105,8 @@ class ApprovalRoutes:
 
     @route("GET /v1/approvals/{approval_id}", (Scope.APPROVE, Scope.READ), "One approval, by its id or its call's.")
     async def show(self, request: Request) -> ApprovalShown:
-        found = await self._approvals.find(request.params["approval_id"])
-        if found is None:
-            raise unknown("approval", request.params["approval_id"])
-        return _shown(found)
+        approval_id = request.params["approval_id"]
+        return _shown(existing(await self._approvals.find(approval_id), "approval", approval_id))
 
     @route(
         "POST /v1/approvals/{approval_id}",

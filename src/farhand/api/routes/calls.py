@@ -15,7 +15,7 @@ from msgspec import UNSET, UnsetType
 from farhand.api.routes.invoke import RouteTaken
 from farhand.api.routes.nodes import NODE_STATUSES
 from farhand.api.server.conditional import not_modified, not_modified_reply, requested_range, unsatisfiable
-from farhand.api.server.http import Problem, Reply, Request, copied, invalid, refusing, unknown
+from farhand.api.server.http import Problem, Reply, Request, copied, existing, invalid, refusing, unknown
 from farhand.api.server.router import BYTES, PARTIAL, Query, route
 from farhand.api.server.streams import until_gone
 from farhand.gateway.access.credentials import Scope
@@ -167,19 +167,14 @@ class CallRoutes:
     async def cancel(self, request: Request) -> CallShown | dict[str, Any]:
         call_id = request.params["call_id"]
         over = await self.gate.is_over(call_id)
-        record = await self.gate.cancel(call_id)
-        if record is None:
-            raise unknown("call", request.params["call_id"])
+        record = existing(await self.gate.cancel(call_id), "call", call_id)
         if request.credential.id in (record.credential, record.on_behalf_of) or request.credential.may(Scope.READ):
             return msgspec.structs.replace(self._shown(record), already_over=over)
         # A call of another credential, for a caller that may cancel it but not read it.
         return {"request_id": record.id, "id": record.id, "state": record.state.value, "already_over": over}
 
     async def _found(self, request: Request) -> CallRecord:
-        record = await self.gate.find(request.params["call_id"])
-        if record is None:
-            raise unknown("call", request.params["call_id"])
-        return record
+        return existing(await self.gate.find(request.params["call_id"]), "call", request.params["call_id"])
 
     def _shown(self, record: CallRecord, *, bodies: bool = True) -> CallShown:
         shown = copied(

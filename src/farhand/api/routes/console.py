@@ -22,6 +22,10 @@ _PLAIN_POLICY = (
     b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
+_CONSENT_POLICY = (
+    b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    b"base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+)
 # A relative address of printable ASCII, which cannot lead elsewhere or end the header.
 _CONSENT_PAGE = re.compile(r"oauth/authorize\?[!$-;=?-\[\]^_a-z{|}~]{0,8192}")
 # Their names contain a hash of their content.
@@ -46,6 +50,11 @@ _BUILT_FILES = {
     "/manifest.webmanifest": "manifest.webmanifest",
 }
 _FILES = {"/docs": "docs.html", "/docs.js": "docs.js", "/docs.css": "docs.css"}
+_CONSENT_FILES = {
+    "/oauth/authorize": "consent.html",
+    "/oauth/consent.js": "consent.js",
+    "/oauth/consent.css": "consent.css",
+}
 # What `/` shows when the console was not built.
 _UNBUILT = "unbuilt.html"
 
@@ -161,14 +170,16 @@ def _next(page: str) -> str:
 
 
 def page_routes() -> list[Route]:
-    """Return the routes of the console's files. They are public: only the API knows anything."""
-    fixed = [_route(path, _served, name) for path, name in (_BUILT_FILES | _FILES).items()]
+    """Return the routes of the files of the console and the consent page: public, since only the API knows anything."""
+    fixed = [_route(path, _served, name) for path, name in (_BUILT_FILES | _FILES | _CONSENT_FILES).items()]
     return [*fixed, _route("/assets/{name}", _asset, "assets.js")]
 
 
 def _route(path: str, handler: Handler, name: str) -> Route:
     media = _kind(name).decode().partition(";")[0]
     summary = f"{path.strip('/') or 'index.html'} of the console."
+    if path in _CONSENT_FILES:
+        summary = f"{name} of the OAuth consent page."
     return Route(method="GET", path=path, scope=None, summary=summary, handler=handler, media=(media,))
 
 
@@ -188,10 +199,12 @@ async def _asset(request: Request) -> Reply:
 
 def _page(path: str, status: int = 200) -> Reply:
     package = resources.files(_PACKAGE)
-    name = _BUILT_FILES.get(path)
-    if name is None:
-        name = _FILES[path]
+    if (name := _FILES.get(path)) is not None:
         return Reply(package.joinpath(name).read_bytes(), content_type=_kind(name), headers=_headers(_PLAIN_POLICY))
+    if (name := _CONSENT_FILES.get(path)) is not None:
+        headers = [*_headers(_CONSENT_POLICY), (b"x-frame-options", b"DENY")]
+        return Reply(package.joinpath(name).read_bytes(), content_type=_kind(name), headers=headers)
+    name = _BUILT_FILES[path]
     file = package.joinpath(_BUILT, name)
     if not file.is_file():
         if path != "/":

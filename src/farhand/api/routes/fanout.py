@@ -9,7 +9,7 @@ import msgspec
 
 from farhand.api.server.http import Reply, Request, json_reply, refusing
 from farhand.api.server.router import EVENTS, JSON, route
-from farhand.api.server.streams import EVENT_STREAM, until_gone, with_pulse
+from farhand.api.server.streams import EVENT_STREAM, event, until_gone, with_pulse
 from farhand.gateway.access.credentials import Scope
 from farhand.gateway.control.fanout import FanOut, FanOutAnswer, FanOutRequest, FanOuts
 from farhand.protocol.errors import InvalidArgs
@@ -58,7 +58,7 @@ async def _watched(request: Request, begun: FanOut) -> Reply:
 async def _events(begun: FanOut) -> AsyncGenerator[bytes, None]:
     try:
         async for progress in begun.follow():
-            yield b"event: %b\ndata: %b\n\n" % (progress.type.encode(), msgspec.json.encode(progress))
+            yield event(progress.type, msgspec.json.encode(progress))
     finally:
         if not begun.task.done():
             begun.abandon()

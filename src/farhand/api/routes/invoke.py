@@ -12,9 +12,9 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from farhand.api.server.http import Problem, Reply, Request
-from farhand.api.server.large_bodies import LARGE_BYTES, beside_loop, result_bytes
+from farhand.api.server.large_bodies import beside_loop, result_bytes
 from farhand.api.server.router import EVENTS, JSON, route
-from farhand.api.server.streams import EVENT_STREAM, ClientWatch, until_gone, with_pulse
+from farhand.api.server.streams import EVENT_STREAM, end_of_call, event, until_gone, with_pulse
 from farhand.gateway.access.credentials import Scope
 from farhand.gateway.calls.admission import MAX_TIMEOUT_MS
 from farhand.gateway.calls.gate import Gate
@@ -110,9 +110,9 @@ class InvokeRoutes:
             first: set[asyncio.Future[Any]] = {ended, asked}
             await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
             if asked.done():
-                yield _event("approval_requested", _encode(ApprovalRequested.of(asked.result())))
+                yield event("approval_requested", _encode(ApprovalRequested.of(asked.result())))
             record = await asyncio.shield(ended)
-            yield await beside_loop(result_bytes(record), lambda: _event("done", answer_of(record)))
+            yield await beside_loop(result_bytes(record), lambda: event("done", answer_of(record)))
         finally:
             asked.cancel()
             if not ended.done():  # the client left
@@ -181,19 +181,8 @@ class UndoRoutes:
 
 async def _answered(gate: Gate, request: Request, opened: OpenCall) -> Reply:
     """Return the record of an ended call; abandon the call if its client leaves."""
-    watch = ClientWatch(request, lambda: gate.abandon(opened))
-    try:
-        record = await gate.wait(opened)
-    finally:
-        watch.stop()
-    request.id = record.id
-    if result_bytes(record) < LARGE_BYTES:
-        return Reply(answer_of(record))
+    record = await end_of_call(request, gate, opened)
     return Reply(await beside_loop(result_bytes(record), partial(answer_of, record)))
-
-
-def _event(name: str, data: bytes) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (name.encode(), data)
 
 
 def _check(wanted: InvokeRequest) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from farhand.api.server.http import Problem, Reply, Request, invalid, refusing, unknown
+from farhand.api.server.http import Problem, Reply, Request, existing, invalid, refusing
 from farhand.api.server.router import route
 from farhand.gateway.access.credentials import OWNER, Scope
 from farhand.gateway.access.standing_approvals import StandingApprovals
@@ -107,8 +107,7 @@ class PolicyRoutes:
     @route("DELETE /v1/policy/always/{standing_id}", Scope.ADMIN, "Remove a permanent approval.")
     async def forget(self, request: Request) -> dict[str, Any]:
         standing_id = request.params["standing_id"]
-        if await self.standing.remove(standing_id, request.credential.id) is None:
-            raise unknown("standing approval", standing_id)
+        existing(await self.standing.remove(standing_id, request.credential.id), "standing approval", standing_id)
         return {"removed": standing_id}
 
     @route(
@@ -123,10 +122,7 @@ class PolicyRoutes:
         if (wanted.call_id is None) == (wanted.tool is None):
             raise invalid("give call_id, of a call that was made, or tool, of one that might be")
         if wanted.call_id is not None:
-            found = await self.review.explain_call(policy, wanted.call_id)
-            if found is None:
-                raise unknown("call", wanted.call_id)
-            return found
+            return existing(await self.review.explain_call(policy, wanted.call_id), "call", wanted.call_id)
         return self.review.explain(
             policy,
             wanted.tool or "",

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from farhand.api.server.http import Problem, Reply, Request, invalid, json_reply, unknown
+from farhand.api.server.http import Problem, Reply, Request, existing, invalid, json_reply
 from farhand.api.server.router import Query, route
 from farhand.gateway.access.credentials import Scope
 from farhand.gateway.calls.gate import Gate, IdempotencyConflict
@@ -378,16 +378,13 @@ class TransferRoutes:
 
     @route("GET /v1/transfers/{transfer_id}", Scope.READ, "One transfer.")
     async def show(self, request: Request) -> dict[str, Any]:
-        record = await self._transfers.find(request.params["transfer_id"])
-        if record is None:
-            raise unknown("transfer", request.params["transfer_id"])
-        return view(record)
+        transfer_id = request.params["transfer_id"]
+        return view(existing(await self._transfers.find(transfer_id), "transfer", transfer_id))
 
     @route("DELETE /v1/transfers/{transfer_id}", Scope.TOOLS_WRITE, "Cancel a transfer.")
     async def cancel(self, request: Request) -> dict[str, Any]:
-        record = await self._transfers.cancel(request.params["transfer_id"])
-        if record is None:
-            raise unknown("transfer", request.params["transfer_id"])
+        transfer_id = request.params["transfer_id"]
+        record = existing(await self._transfers.cancel(transfer_id), "transfer", transfer_id)
         own = record.credential == request.credential.id or request.credential.may(Scope.READ)
         return view(record) if own else {"id": record.id, "state": record.state.value}
 

@@ -8,13 +8,14 @@ limit all the same.
 from __future__ import annotations
 
 import functools
-import ipaddress
 import logging
 import resource
 import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Final, Protocol
+
+from farhand.protocol.hosts import is_loopback
 
 log = logging.getLogger(__name__)
 
@@ -161,9 +162,4 @@ def _half_of_the_descriptors() -> int:
     return MAX_YOUNG if most == resource.RLIM_INFINITY else min(MAX_YOUNG, most // 2)
 
 
-@functools.lru_cache(maxsize=MAX_YOUNG)
-def _is_loopback(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return False
+_is_loopback = functools.lru_cache(maxsize=MAX_YOUNG)(is_loopback)

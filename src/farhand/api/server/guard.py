@@ -32,7 +32,7 @@ from farhand.api.server.http import (
 from farhand.api.server.http_exchange import HttpExchange
 from farhand.api.server.id_prefixes import IdPrefixes
 from farhand.api.server.idempotency import Repeats
-from farhand.api.server.large_bodies import LARGE_BYTES, PIECE_BYTES, redacted
+from farhand.api.server.large_bodies import PIECE_BYTES, redacted
 from farhand.api.server.origins import DEFAULT_PORTS, Host, Origin, parse_host, parse_origin
 from farhand.api.server.public_url import PublicUrl
 from farhand.api.server.router import Route, Router
@@ -249,7 +249,7 @@ class Guard:
             request = Request(scope, exchange, headers, rights.principal, rights.max_body_bytes)
             request.session_id = caller.session_id
             if ending is not None:
-                request.valid = functools.partial(self._is_valid, ending)
+                request.valid = lambda: self._seconds_left(ending) > 0
             if params:
                 known = route.scope is not None
                 request.params = await self._id_prefixes.complete(params, caller.credential) if known else params
@@ -272,8 +272,7 @@ class Guard:
             reply.pieces = self._while_valid(reply.pieces, ending)
         if not reply.bare:
             if reply.pieces is None:
-                large = len(reply.body) >= LARGE_BYTES
-                reply.body = await redacted(reply.body, self.secrets) if large else self.secrets.redact(reply.body)
+                reply.body = await redacted(reply.body, self.secrets)
             else:
                 reply.pieces = _veiled(reply.pieces, self.secrets)
             if len(reply.body) >= MIN_COMPRESSED_BYTES:
@@ -324,9 +323,6 @@ class Guard:
             self._open[name] -= 1
             if not self._open[name]:
                 del self._open[name]
-
-    def _is_valid(self, ending: str) -> bool:
-        return self._seconds_left(ending) > 0
 
     async def _while_valid(self, pieces: AsyncIterator[bytes], ending: str) -> AsyncIterator[bytes]:
         """End a stream when its token or session is revoked or expires."""
@@ -395,6 +391,7 @@ class Guard:
         self._throttle.check(scope)
 
     def node_failed(self, scope: Scope) -> None:
+        """Count a wrong token from this address."""
         self._throttle.failed(scope)
 
     # -- for the sockets of clients, which are not behind ASGI either -----------------------------------------

@@ -23,6 +23,7 @@ from farhand.protocol.json_limits import check_value_count
 Scope = MutableMapping[str, Any]
 
 T = TypeVar("T", bound=msgspec.Struct)
+F = TypeVar("F")
 
 JSON = b"application/json"
 # Limit of bodies that carry content (`Route.content`), from a credential that may write, run or chat.
@@ -78,6 +79,13 @@ def invalid(message: str, *, param: str | None = None) -> Problem:
 def unknown(what: str, name: str) -> Problem:
     """Return the problem of a request that names something that does not exist."""
     return Problem(404, "not_found", f"there is no {what} {name[:100]!r}")
+
+
+def existing(found: F | None, what: str, name: str) -> F:
+    """Return what was found. Raises the problem of `unknown` if that is nothing."""
+    if found is None:
+        raise unknown(what, name)
+    return found
 
 
 @contextlib.contextmanager

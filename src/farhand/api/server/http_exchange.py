@@ -4,34 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from farhand.api.server.http_protocol import HttpConnection
 
 
 class ClientLeft(Exception):
     """The client closed the connection before the end of its request."""
-
-
-class ExchangeConnection(Protocol):
-    """What an exchange needs of its connection."""
-
-    @property
-    def default_headers(self) -> list[tuple[bytes, bytes]]:
-        """The headers of every answer."""
-        ...
-
-    def write(self, data: bytes) -> None: ...
-
-    async def drain(self) -> None:
-        """Wait until the client has read most of what was written."""
-        ...
-
-    def accept_body(self) -> None:
-        """Read on, and tell a client that waits for it to send the body."""
-        ...
-
-    def answered(self, exchange: HttpExchange) -> None:
-        """Go on with the next request, or close the connection."""
-        ...
 
 
 class HttpExchange:
@@ -51,7 +31,7 @@ class HttpExchange:
         "task",
     )
 
-    def __init__(self, connection: ExchangeConnection, *, keep_alive: bool) -> None:
+    def __init__(self, connection: HttpConnection, *, keep_alive: bool) -> None:
         self._connection = connection
         self._parts: list[bytes] = []
         self._arrived: asyncio.Future[None] | None = None

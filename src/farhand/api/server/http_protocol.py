@@ -314,6 +314,7 @@ class HttpConnection(asyncio.Protocol):
                 self._transport.close()
 
     def accept_body(self) -> None:
+        """Read on, and tell a client that waits for it to send the body."""
         self._unread_bytes = 0
         if self._expects_continue:
             self._expects_continue = False
@@ -332,6 +333,7 @@ class HttpConnection(asyncio.Protocol):
         self._transport.write(data)
 
     async def drain(self) -> None:
+        """Wait until the client has read most of what was written."""
         if self._writable is not None:
             await self._writable
 
@@ -345,6 +347,7 @@ class HttpConnection(asyncio.Protocol):
             writable.set_result(None)
 
     def answered(self, exchange: HttpExchange) -> None:
+        """Go on with the next request, or close the connection."""
         if self._transport.is_closing():
             return
         if not exchange.keep_alive:

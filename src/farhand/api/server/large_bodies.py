@@ -34,8 +34,9 @@ async def beside_loop(size: int, function: Callable[[], T]) -> T:
 
 async def redacted(data: bytes, secrets: KnownSecrets) -> bytes:
     """Return the data with each secret replaced."""
-    redact = partial(_redact_pieces, data, secrets) if len(data) >= LARGE_BYTES else partial(secrets.redact, data)
-    return await beside_loop(len(data), redact)
+    if len(data) < LARGE_BYTES:
+        return secrets.redact(data)
+    return await beside_loop(len(data), partial(_redact_pieces, data, secrets))
 
 
 def result_bytes(record: CallRecord) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 
 from farhand.api.server.http import Request
 from farhand.gateway.calls.gate import Gate
@@ -14,25 +15,25 @@ EVENT_STREAM = b"text/event-stream; charset=utf-8"
 PULSE_SECONDS = 15.0
 
 
-class ClientWatch:
-    """Calls `left` when the client disconnects, until it is stopped."""
+@contextlib.contextmanager
+def watching(request: Request, left: Callable[[], None]) -> Iterator[None]:
+    """Call `left` if the client disconnects while the block runs."""
+    request.exchange.watch(left)
+    try:
+        yield
+    finally:
+        request.exchange.unwatch(left)
 
-    def __init__(self, request: Request, left: Callable[[], None]) -> None:
-        self._exchange = request.exchange
-        self._left = left
-        self._exchange.watch(left)
 
-    def stop(self) -> None:
-        self._exchange.unwatch(self._left)
+def event(name: str, data: bytes) -> bytes:
+    """Return a server-sent event."""
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), data)
 
 
 async def end_of_call(request: Request, gate: Gate, opened: OpenCall) -> CallRecord:
     """Return the record of a call once it has ended; abandon the call if its client leaves."""
-    watch = ClientWatch(request, lambda: gate.abandon(opened))
-    try:
+    with watching(request, lambda: gate.abandon(opened)):
         record = await gate.wait(opened)
-    finally:
-        watch.stop()
     request.id = record.id
     return record
 

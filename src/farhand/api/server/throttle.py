@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from farhand.api.server.http import Problem, Scope
+from farhand.protocol.hosts import is_loopback
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +118,4 @@ def _address(scope: Scope) -> str:
 def _direct_loopback(scope: Scope, address: str) -> bool:
     if any(name in (b"origin", b"x-forwarded-for", b"forwarded") for name, _ in scope["headers"]):
         return False
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return False
+    return is_loopback(address)

@@ -24,7 +24,7 @@ from farhand.app.model_check import ask_once
 from farhand.app.plugins import Plugins, described
 from farhand.app.plugins import installed as installed_plugins
 from farhand.app.sandbox import host_commands, sandbox_plan
-from farhand.cli.client import TOKEN_FILE, Client, ClientError, is_loopback, reason_of, tls_context
+from farhand.cli.client import TOKEN_FILE, Client, ClientError, reason_of, tls_context
 from farhand.cli.commands import client_command
 from farhand.cli.json_output import wants_json
 from farhand.cli.output import ago, on_terminal, paint, plain, show_json, wrap
@@ -34,6 +34,7 @@ from farhand.llm.probe import SECONDS, ProbeResult
 from farhand.machine.sandbox.levels import ChosenSandbox
 from farhand.machine.sandbox.resources import RESOURCES
 from farhand.protocol.errors import FarhandError
+from farhand.protocol.hosts import is_loopback
 from farhand.store.history.pruning import usage
 from farhand.store.history.seal_coverage import checkpoint
 from farhand.store.journal.seal import KEY_FILE

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import click
 
 from farhand.cli.admin.budget import BudgetLimit
-from farhand.cli.client import TOKEN_FILE, Client, ClientError, is_loopback, reason_of
+from farhand.cli.client import TOKEN_FILE, Client, ClientError, reason_of
 from farhand.cli.commands import Age, command_group
 from farhand.cli.json_output import wants_json
 from farhand.cli.output import (
@@ -26,6 +26,7 @@ from farhand.cli.output import (
     show_json,
     show_list,
 )
+from farhand.protocol.hosts import is_loopback
 
 SCOPES: Final = ("read", "chat", "tools.read", "tools.write", "tools.exec", "approve", "pair", "freeze", "admin")
 # An example command for each scope, most powerful first.

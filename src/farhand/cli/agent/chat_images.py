@@ -7,16 +7,11 @@ import re
 from pathlib import Path
 from typing import Final
 
+from farhand.machine.files.mime import mime_type
 from farhand.protocol.errors import FarhandError
 
 LARGEST_IMAGE: Final = 10 * 1024 * 1024
-# By the first bytes of the file, not by its name.
-_KINDS: Final = (
-    (b"\x89PNG\r\n\x1a\n", "image/png"),
-    (b"\xff\xd8\xff", "image/jpeg"),
-    (b"GIF8", "image/gif"),
-    (b"RIFF", "image/webp"),
-)
+_KINDS: Final = ("image/png", "image/jpeg", "image/gif", "image/webp")
 _NAMED: Final = re.compile(r"(?:^|(?<=\s))@(\S+\.(?:png|jpe?g|gif|webp))(?=\s|$)", re.IGNORECASE)
 
 
@@ -34,8 +29,8 @@ def read_image(name: str) -> str:
         data = path.read_bytes()
     except OSError as error:
         raise ImageError(f"cannot read {path}: {error.strerror}") from None
-    kind = next((kind for head, kind in _KINDS if data.startswith(head)), None)
-    if kind is None or (kind == "image/webp" and data[8:12] != b"WEBP"):
+    kind = mime_type(data)
+    if kind not in _KINDS:
         raise ImageError(f"{path} is not a PNG, JPEG, GIF or WebP image")
     return f"data:{kind};base64,{base64.b64encode(data).decode()}"
 

@@ -20,9 +20,17 @@ import msgspec
 from farhand.cli.client import CONNECT_SECONDS, Client, ClientError, NoGateway, reason_of
 from farhand.cli.json_output import json_option, print_only
 from farhand.cli.output import show
-from farhand.cli.run.node import NODE_TOKEN_FILE, TRUST, node, node_options, run_until_stopped
+from farhand.cli.run.node import (
+    DEFAULT_GATEWAY,
+    NODE_TOKEN_FILE,
+    TRUST,
+    given_limits,
+    node,
+    node_options,
+    run_until_stopped,
+)
 from farhand.machine.files.private_files import replace_private
-from farhand.machine.home import DEFAULT_PORT, home_folder, make_home
+from farhand.machine.home import home_folder, make_home
 from farhand.node.identity import NodeKey
 from farhand.node.names import default_node_id
 from farhand.node.program import node_folder
@@ -30,7 +38,6 @@ from farhand.node.stored_limits import LendingError, LendingLimits, effective_li
 from farhand.protocol.join_codes import JoinCode, certificate_pin
 from farhand.protocol.names import validate_node_id
 
-DEFAULT_GATEWAY: Final = f"http://127.0.0.1:{DEFAULT_PORT}"
 # In the folder of a node that joined with a pinned certificate.
 CERTIFICATE_FILE: Final = "gateway.pem"
 Answered = TypeVar("Answered", bound=msgspec.Struct)
@@ -105,7 +112,7 @@ def _join(
     offered = gateway.ask("/v1/pair/offer", {"code": secret}, CodeOffer)
     node_id = options["node_id"] or offered.node_id or default_node_id()
     folder = node_folder(home, node_id)
-    given = _with_code(offered.limits, _given(options))
+    given = _with_code(offered.limits, given_limits(options))
     # Checked before the code is used, which works only once.
     holds = effective_limits(home, folder, given, reset=options["reset_limits"])
     login = NodeKey.fresh(folder)
@@ -120,7 +127,8 @@ def _join(
     kept |= {name: str(Path(options[name]).absolute()) for name in TRUST if options[name]}
     if not answer.token:
         login.belongs_to(answer.gateway_id)
-    path = _store_login(home, kept)
+    path = home / NODE_TOKEN_FILE
+    replace_private(path, json.dumps(kept).encode())
     store_limits(folder, given, reset=options["reset_limits"])
     options |= {"node_id": answer.node_id, "token": answer.token or None}
     if as_json:
@@ -170,19 +178,6 @@ class GatewayClient:
                 hint = "give the authority with --ca-file, or the certificate with --pinned-cert"
                 raise ClientError("untrusted", f"{str(error).rpartition(';')[0]}; {hint}") from None
             raise
-
-
-def _given(options: dict[str, Any]) -> LendingLimits:
-    return LendingLimits(
-        root=tuple(str(Path(root).absolute()) for root in options["roots"]),
-        read_only=options["read_only"],
-        allow_tools=tuple(options["allowed"]),
-        deny_tools=tuple(options["denied"]),
-        tags=tuple(options["tags"]),
-        sandbox=options["sandbox"] or "",
-        network=options["network"] or "",
-        **{name: options[name] or "" for name in ("memory", "cpus", "processes", "disk")},
-    )
 
 
 def _with_code(offered: LendingLimits, given: LendingLimits) -> LendingLimits:
@@ -242,16 +237,3 @@ def _running_gateway(home: str | None) -> str | None:
     with contextlib.suppress(ClientError):
         return Client(home).find().url
     return None
-
-
-def _store_login(home: Path, kept: dict[str, str]) -> Path:
-    path = home / NODE_TOKEN_FILE
-    beside = path.with_suffix(".new")
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        json.dump(kept, file)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.chmod(0o600)
-    beside.replace(path)
-    return path

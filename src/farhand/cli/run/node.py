@@ -22,7 +22,7 @@ from farhand.cli.json_output import json_option, print_only
 from farhand.cli.run.runtime import run_loop, set_up_logging
 from farhand.machine import tracing
 from farhand.machine.files.undo_log import MIB, QUOTA
-from farhand.machine.home import home_folder, make_home
+from farhand.machine.home import DEFAULT_PORT, home_folder, make_home
 from farhand.machine.sandbox.confinement import Confinement, Steering
 from farhand.machine.sandbox.egress import EgressProxy, NetworkRule
 from farhand.machine.sandbox.egress_credentials import EgressCredentials
@@ -31,6 +31,7 @@ from farhand.node.confinement import NoSandboxSettings
 from farhand.node.identity import KEY_FILE
 from farhand.node.names import default_node_id
 from farhand.node.program import NodeOptions, node_folder, run_node
+from farhand.node.stored_limits import LendingLimits
 from farhand.protocol.errors import Failed, FarhandError
 from farhand.protocol.redaction import KnownSecrets
 from farhand.sdk import client as sdk_client
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 # What `farhand join` stores: the gateway, this node's id and token, and the certificates to trust.
 NODE_TOKEN_FILE = "node-token.json"  # noqa: S105
 TRUST = ("ca_file", "pinned_cert")
-DEFAULT_GATEWAY = "http://127.0.0.1:3210"
+DEFAULT_GATEWAY = f"http://127.0.0.1:{DEFAULT_PORT}"
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -53,11 +54,11 @@ FILE = click.Path(exists=True, dir_okay=False)
 NODE_OPTIONS = (
     click.option("--id", "node_id", help="Name of this node.  [default: the host name]"),
     click.option("--workspace", type=FOLDER, help="Folder where relative paths start.  [the current one]"),
-    click.option("--root", "roots", multiple=True, type=FOLDER, help="Share only this folder. Repeatable."),
+    click.option("--root", multiple=True, type=FOLDER, help="Share only this folder. Repeatable."),
     click.option("--read-only", is_flag=True, help="Share no tool that changes this machine."),
     click.option("--role", type=click.Choice(["execution", "specialized"]), default="execution", show_default=True),
-    click.option("--allow-tool", "allowed", multiple=True, help="Share this tool despite --root. Repeatable."),
-    click.option("--deny-tool", "denied", multiple=True, help="Do not share this tool. Repeatable."),
+    click.option("--allow-tool", "allow_tools", multiple=True, help="Share this tool despite --root. Repeatable."),
+    click.option("--deny-tool", "deny_tools", multiple=True, help="Do not share this tool. Repeatable."),
     click.option(
         "--sandbox",
         type=click.Choice(LEVELS),
@@ -99,6 +100,12 @@ def node_options(command: Command) -> Command:
     for option in reversed(NODE_OPTIONS):
         command = option(command)
     return command
+
+
+def given_limits(options: dict[str, Any]) -> LendingLimits:
+    """Return the limits and tags that the options of a command name."""
+    given = {name: value for name in LendingLimits.__struct_fields__ if (value := options[name])}
+    return LendingLimits(**{**given, "root": tuple(str(Path(root).absolute()) for root in options["root"])})
 
 
 class NodeCommands(click.Group):
@@ -167,15 +174,8 @@ def run_until_stopped(
         node_id=node_id,
         token=options["token"],
         workspace=Path(options["workspace"] or Path.cwd()).absolute(),
-        roots=tuple(Path(root).absolute() for root in options["roots"]),
-        read_only=options["read_only"],
         role=options["role"],
-        allowed=tuple(options["allowed"]),
-        denied=tuple(options["denied"]),
-        tags=tuple(options["tags"]),
-        sandbox=options["sandbox"] or "",
-        network=options["network"] or "",
-        **{name: options[name] or "" for name in ("memory", "cpus", "processes", "disk")},
+        limits=given_limits(options),
         reset_limits=options["reset_limits"],
         ca_file=options["ca_file"],
         pinned_cert=options["pinned_cert"],

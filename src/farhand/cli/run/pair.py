@@ -10,24 +10,25 @@ from urllib.parse import urlsplit
 
 import click
 
-from farhand.cli.client import Client, ClientError, is_loopback, reason_of
+from farhand.cli.client import Client, ClientError, reason_of
 from farhand.cli.commands import Age, client_options, options_given
 from farhand.cli.json_output import json_option, wants_json
 from farhand.cli.output import local_time, on_terminal, plain, remark, show, show_json
 from farhand.cli.run.node import node
 from farhand.packaging.builds import platform, write_bundle
+from farhand.protocol.hosts import is_loopback
 from farhand.protocol.join_codes import JoinCode
 
 
 @node.command()
 @click.option("--id", "node_id", help="Name of the machine.  [default: its host name]")
 @click.option("--tag", "tags", multiple=True, help="Tag for grouping nodes. Repeatable.")
-@click.option(
-    "--root", "roots", multiple=True, metavar="DIR", help="It shares only this folder of its own. Repeatable."
-)
+@click.option("--root", multiple=True, metavar="DIR", help="It shares only this folder of its own. Repeatable.")
 @click.option("--read-only", is_flag=True, help="It shares no tool that changes it.")
-@click.option("--allow-tool", "allowed", multiple=True, metavar="TOOL", help="It shares this tool despite --root.")
-@click.option("--deny-tool", "denied", multiple=True, metavar="TOOL", help="It does not share this tool. Repeatable.")
+@click.option("--allow-tool", "allow_tools", multiple=True, metavar="TOOL", help="It shares this tool despite --root.")
+@click.option(
+    "--deny-tool", "deny_tools", multiple=True, metavar="TOOL", help="It does not share this tool. Repeatable."
+)
 @click.option(
     "--expires", type=Age(), default="10m", show_default=True, metavar="AGE", help="Life of the code: 10m, 2h."
 )
@@ -47,14 +48,7 @@ def pair(node_id: str | None, expires: float, no_qr: bool, client: Client, **lim
     """
     if not 1 <= expires <= 86_400:
         raise click.UsageError("--expires takes 1s to 24h.")
-    wanted = {
-        "root": list(limits["roots"]),
-        "read_only": limits["read_only"],
-        "allow_tools": list(limits["allowed"]),
-        "deny_tools": list(limits["denied"]),
-        "tags": list(limits["tags"]),
-    }
-    body = {"seconds": expires, "limits": wanted, **options_given(node_id=node_id)}
+    body = {"seconds": expires, "limits": limits, **options_given(node_id=node_id)}
     made = client.post("/v1/pairings", body).value
     join, install, url = _best(client, made)
     if wants_json():

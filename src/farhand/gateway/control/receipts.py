@@ -12,6 +12,7 @@ from farhand.gateway.access.credentials import Credentials
 from farhand.gateway.calls.gate import Gate
 from farhand.protocol.calls import NULL, ToolFailure
 from farhand.protocol.errors import Failed
+from farhand.protocol.key_auth import to_text
 from farhand.protocol.receipts import (
     FORMAT,
     CallStatement,
@@ -23,7 +24,6 @@ from farhand.protocol.receipts import (
     digest,
     gateway_bytes,
     outcome_bytes,
-    signature_text,
 )
 from farhand.store.ports import Store
 from farhand.store.tables.accounts.receipts import SignedAnswer, find_receipt
@@ -69,7 +69,7 @@ class Receipts:
         key = SigningKey(self._seed)
         call, node = _call(record), self._node(record, signed)
         gateway = GatewayPart(self._gateway_id, key.public, self._clock())
-        signature = signature_text(key.sign(gateway_bytes(call, node, gateway)))
+        signature = to_text(key.sign(gateway_bytes(call, node, gateway)))
         shown = ReceiptContent(bytes(record.args).decode(), _outcome(record).decode()) if content else None
         return Receipt(FORMAT, call, node, gateway, signature, shown)
 

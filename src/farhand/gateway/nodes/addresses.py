@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from farhand.protocol.hosts import is_loopback
 from farhand.protocol.join_codes import certificate_pin
 
 # Addresses of the networks that containers and virtual machines have among themselves, by name of the interface.
@@ -55,15 +56,6 @@ class GatewayAddress(msgspec.Struct, frozen=True):
         if name.count(":") > 1:
             return f"[{name}]:{self.port}"
         return name if ":" in name else f"{name}:{self.port}"
-
-
-def is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 def lan_addresses() -> list[str]:

@@ -124,7 +124,7 @@ def open_with_openat2(top: int, parts: Sequence[str]) -> int:
     how = _How(_FOLDER, 0, _RESOLVE_NO_MAGICLINKS | _RESOLVE_NO_SYMLINKS | _RESOLVE_BENEATH)
     # The kernel fails with EAGAIN if a part of the path is renamed at the same time.
     for _ in range(64):
-        descriptor: int = _libc().syscall(_OPENAT2, top, path, ctypes.byref(how), ctypes.sizeof(how))
+        descriptor: int = libc().syscall(_OPENAT2, top, path, ctypes.byref(how), ctypes.sizeof(how))
         if descriptor >= 0:
             return descriptor
         if ctypes.get_errno() not in (errno.EAGAIN, errno.EINTR):
@@ -162,7 +162,7 @@ _RESOLVE_BENEATH = 0x08
 
 
 @functools.cache
-def _libc() -> ctypes.CDLL:
+def libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
 
 

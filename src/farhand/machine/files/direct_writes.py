@@ -9,6 +9,8 @@ import functools
 import os
 from collections.abc import Callable, Sequence
 
+from farhand.machine.files.confined_root import libc
+
 _PIECE = 4 * 1024 * 1024
 # A shorter file stays in the page cache: it will probably be read soon.
 _LONG = 32 * 1024 * 1024
@@ -89,20 +91,15 @@ class DirectWriter:
 
 def sync_file_system(descriptor: int) -> bool:
     """Sync the whole file system; return False if the system cannot."""
-    sync = getattr(_libc(), "syncfs", None)
+    sync = getattr(libc(), "syncfs", None)
     return sync is not None and sync(descriptor) == 0
 
 
 @functools.cache
 def _sync_range() -> Callable[[int, int, int, int], int]:
-    found = getattr(_libc(), "sync_file_range", None)
+    found = getattr(libc(), "sync_file_range", None)
     if found is None:
         return lambda *_: 0
     found.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
     call: Callable[[int, int, int, int], int] = found
     return call
-
-
-@functools.cache
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 from datetime import UTC, datetime
@@ -14,11 +13,11 @@ from farhand.machine.files.allowed_paths import CheckedPath, display
 from farhand.machine.files.diffs import text_diff
 from farhand.machine.files.files import Files
 from farhand.machine.files.transaction import FileChange, change_files
+from farhand.machine.files.transaction_log import digest
 from farhand.machine.files.undo_log import CallChanges, UndoLog, call_id
 from farhand.machine.files.undo_log_lines import ChangedFile
 from farhand.protocol.errors import Failed, NotFound, ToolError
 
-# Contents with more pairs of lines are not compared, to bound the time.
 _ACTS: Final = {(True, True): "restored", (True, False): "recreated", (False, True): "removed"}
 
 
@@ -131,7 +130,7 @@ def _step(files: Files, undo_log: UndoLog, file: ChangedFile, found: CallChanges
                 f"the old content of '{display(file.name)}' is lost: what was kept is damaged, or another program "
                 "still wrote to the old file; nothing was undone"
             )
-    if now != then and _digest(now) != file.new:
+    if now != then and digest(now) != file.new:
         raise ChangedSince(_changed(files, file, now, max(change.at for change in found.changes.values())))
     return UndoStep(file, place, now, then)
 
@@ -164,15 +163,11 @@ def _left(file: ChangedFile) -> str:
     return "no file" if file.new is None else f"{file.new_size} bytes with SHA-256 {file.new[:16]}…"
 
 
-def _digest(content: bytes | None) -> str | None:
-    return None if content is None else hashlib.sha256(content).hexdigest()
-
-
 def _changed(files: Files, file: ChangedFile, now: bytes | None, at: int) -> str:
     if now is None:
         found, when = "it is gone", ""
     else:
-        found = f"it has {len(now)} bytes with SHA-256 {(_digest(now) or '')[:16]}…"
+        found = f"it has {len(now)} bytes with SHA-256 {(digest(now) or '')[:16]}…"
         try:
             when = f", changed at {_moment(files.status(file.name).st_mtime_ns // 1_000_000)}"
         except ToolError:

@@ -274,7 +274,7 @@ class Worker:
             "ended": sorted(self._ended.items()),
             "left": left,
         }
-        self._close_stdin()
+        self._change_stdin(self._stdin.close)
         self._ended = {}
         self._write_exit(self._exit, now)
         for conversation in list(self._conversations.values()):
@@ -458,9 +458,6 @@ class Worker:
 
     def _on_stdin(self, mask: int) -> None:
         self._change_stdin(self._stdin.close if mask & (select.POLLERR | select.POLLHUP) else self._stdin.flush)
-
-    def _close_stdin(self) -> None:
-        self._change_stdin(self._stdin.close)
 
     def _change_stdin(self, act: Callable[[], None]) -> None:
         """Act on the input, then poll it as its state requires."""

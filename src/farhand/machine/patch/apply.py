@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -188,11 +189,11 @@ def _candidates(lines: list[str], hunk: Hunk) -> list[int]:
     if not old and not hunk.after:
         # Only new lines: at the given line, else at the end.
         return [min(hunk.near, len(lines))] if hunk.near is not None else [len(lines)]
-    for same in (_exactly, _but_for_trailing_space):
+    for compared in (str, str.rstrip):
         places = [
             start
             for start in range(len(lines) - len(old) + 1)
-            if all(same(lines[start + index], text) for index, text in enumerate(old))
+            if all(compared(lines[start + index]) == compared(text) for index, text in enumerate(old))
             and (not hunk.at_end or start + len(old) == len(lines))
         ]
         if places and hunk.after:
@@ -210,7 +211,7 @@ def _first_from(places: list[int], anchor: int, *, old: bool) -> int | None:
 
 def _anchors(lines: list[str], after: Sequence[str]) -> list[int]:
     """Return the lines that match the last of the texts after `@@`, each found below the previous one."""
-    for same in (_exactly, _but_for_indentation, _holds):
+    for same in _LIKENESS:
         starts = [index for index, line in enumerate(lines) if same(line, after[0])]
         for text in after[1:]:
             below = (next((i for i in range(start + 1, len(lines)) if same(lines[i], text)), None) for start in starts)
@@ -220,20 +221,12 @@ def _anchors(lines: list[str], after: Sequence[str]) -> list[int]:
     return []
 
 
-def _exactly(line: str, text: str) -> bool:
-    return line == text
-
-
-def _but_for_trailing_space(line: str, text: str) -> bool:
-    return line.rstrip() == text.rstrip()
-
-
-def _but_for_indentation(line: str, text: str) -> bool:
-    return line.strip() == text.strip()
-
-
-def _holds(line: str, text: str) -> bool:
-    return text.strip() in line
+# How a line may match the text after `@@`: exactly, but for indentation, or with more around it.
+_LIKENESS: Final[tuple[Callable[[str, str], bool], ...]] = (
+    lambda line, text: line == text,
+    lambda line, text: line.strip() == text.strip(),
+    lambda line, text: text.strip() in line,
+)
 
 
 def _bare(text: str) -> str:

@@ -98,7 +98,7 @@ class Sandbox:
         """Return the prefix of a shell command that runs in `workdir`, with these variables and a few of the system's.
 
         `may_steer`: whether the command may change steering files; defaults to what the calling context may do.
-        `inherit`: see `CommandSandbox.words`. Raises Failed if bubblewrap is not installed, NotAllowed for a folder
+        `inherit`: see `ChosenSandbox.words`. Raises Failed if bubblewrap is not installed, NotAllowed for a folder
         outside of the sandbox.
         """
         if may_steer is None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from enum import Enum
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 
 from farhand.machine.files import steering_files
 from farhand.machine.sandbox.host_commands import HostCommands
 from farhand.protocol.errors import Failed, FarhandError
+
+if TYPE_CHECKING:
+    from farhand.machine.sandbox.levels import ChosenSandbox
 
 _PROBE_SECONDS: Final = 20.0
 _PROBE: Final = 'test -w "$PWD" || { echo "the workspace $PWD is not writable for user $(id -u)"; exit 1; }'
@@ -40,42 +43,8 @@ class Steering(Enum):
     OF_CALLER = "of the caller"
 
 
-class CommandSandbox(Protocol):
-    """Confines commands. The workspace and the writable mounts are what they can change."""
-
-    @property
-    def workspace(self) -> str: ...
-
-    @property
-    def mounts(self) -> Sequence[Mount]: ...
-
-    @property
-    def disk(self) -> int:
-        """Bytes that one command may add to its folders; 0 for any."""
-        ...
-
-    def check(self) -> None:
-        """Test the sandbox with a command that does nothing. Raises Failed with the reason if it does not work."""
-        ...
-
-    def words(
-        self,
-        workdir: str,
-        environment: Mapping[str, str] | None = None,
-        *,
-        may_steer: bool | None = None,
-        inherit: bool = False,
-    ) -> list[str]:
-        """Return the prefix of a shell command that runs in `workdir`. Raises Failed, NotAllowed.
-
-        `environment` is visible in the list of processes. With `inherit`, the command also gets the variables of the
-        program that creates the sandbox, which are not.
-        """
-        ...
-
-
 # The sandbox of commands, if any, and the commands that run on the host nevertheless.
-Confinement = tuple[CommandSandbox | None, HostCommands | None]
+Confinement: TypeAlias = "tuple[ChosenSandbox | None, HostCommands | None]"
 
 
 def unconfined() -> Confinement:

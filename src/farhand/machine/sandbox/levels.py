@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -70,6 +70,7 @@ class ChosenSandbox:
         self.plan = plan
         self.workspace = os.path.realpath(plan.workspace)
         self.mounts = plan.mounts
+        # Bytes that one command may add to its folders; 0 for any.
         self.disk = plan.limits.disk
         # The level that works, and why it is not a better one.
         self.level = ""
@@ -115,7 +116,11 @@ class ChosenSandbox:
         may_steer: bool | None = None,
         inherit: bool = False,
     ) -> list[str]:
-        """Return the prefix of a shell command that runs in `workdir`. Raises Failed, NotAllowed."""
+        """Return the prefix of a shell command that runs in `workdir`. Raises Failed, NotAllowed.
+
+        `environment` is visible in the list of processes. With `inherit`, the command also gets the variables of the
+        program that creates the sandbox, which are not.
+        """
         self.check()
         assert self._chosen is not None
         inner = self._chosen.words(workdir, environment, may_steer=may_steer, inherit=inherit)
@@ -129,29 +134,17 @@ class ChosenSandbox:
 
     def _made(self, level: str) -> Sandbox | LandlockSandbox:
         plan = self.plan
+        same: dict[str, Any] = {
+            "mounts": plan.mounts,
+            "network": plan.network.kind == "host",
+            "steering": plan.steering,
+            "hidden": plan.hidden,
+            "egress": plan.egress or None,
+            "temporary": plan.limits.temporary,
+        }
         if level == BUBBLEWRAP:
-            return Sandbox(
-                plan.workspace,
-                mounts=plan.mounts,
-                network=plan.network.kind == "host",
-                user=plan.user,
-                steering=plan.steering,
-                hidden=plan.hidden,
-                launch=Launch(limits=plan.limits.each),
-                egress=plan.egress or None,
-                temporary=plan.limits.temporary,
-            )
-        return LandlockSandbox(
-            plan.workspace,
-            mounts=plan.mounts,
-            network=plan.network.kind == "host",
-            user=self._identity,
-            steering=plan.steering,
-            hidden=plan.hidden,
-            limits=plan.limits.each,
-            egress=plan.egress or None,
-            temporary=plan.limits.temporary,
-        )
+            return Sandbox(plan.workspace, user=plan.user, launch=Launch(limits=plan.limits.each), **same)
+        return LandlockSandbox(plan.workspace, user=self._identity, limits=plan.limits.each, **same)
 
 
 def sandbox_of_trials(plan: SandboxPlan) -> ChosenSandbox:

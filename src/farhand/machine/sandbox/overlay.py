@@ -11,7 +11,7 @@ from typing import BinaryIO, Final
 
 import msgspec
 
-from farhand.machine.files.confined_root import ConfinedRoot
+from farhand.machine.files.confined_root import ConfinedRoot, closing_descriptor
 from farhand.machine.files.diffs import MOST_DIFFED, text_diff
 from farhand.machine.files.files import open_regular
 from farhand.protocol.errors import Failed
@@ -65,15 +65,10 @@ class Lower:
         return (status.st_mode, size, moment, status.st_ino)
 
     def names(self, path: str) -> list[str]:
-        folder = self._root.open_folder(path)
-        try:
+        with closing_descriptor(self._root.open_folder(path)) as folder:
             readable = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
-        finally:
-            os.close(folder)
-        try:
+        with closing_descriptor(readable):
             return os.listdir(readable)
-        finally:
-            os.close(readable)
 
     def link(self, path: str) -> str:
         with self._at(path) as (folder, name):
@@ -87,11 +82,8 @@ class Lower:
     @contextlib.contextmanager
     def _at(self, path: str) -> Iterator[tuple[int, str]]:
         parent, name = os.path.split(path)
-        folder = self._root.open_folder(parent)
-        try:
+        with closing_descriptor(self._root.open_folder(parent)) as folder:
             yield folder, name
-        finally:
-            os.close(folder)
 
 
 def changes(overlays: Mapping[str, str]) -> list[Change]:

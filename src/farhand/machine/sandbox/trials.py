@@ -27,9 +27,8 @@ from farhand.machine.files.refused_paths import PROTECTED, ForbiddenPath
 from farhand.machine.files.transaction import FileChange, change_files
 from farhand.machine.files.undo_log import call_id
 from farhand.machine.sandbox import overlay
-from farhand.machine.sandbox.confinement import CommandSandbox
 from farhand.machine.sandbox.launch import Launch
-from farhand.machine.sandbox.levels import outermost
+from farhand.machine.sandbox.levels import ChosenSandbox, outermost
 from farhand.machine.sandbox.overlay import ADDED, DELETED, Change, Lower
 from farhand.protocol.errors import Failed, InvalidArgs, NotFound
 from farhand.protocol.redaction import KnownSecrets
@@ -99,7 +98,7 @@ class Trials:
         folder: Path,
         files: Files,
         roots: Sequence[str],
-        sandbox: Callable[[], CommandSandbox],
+        sandbox: Callable[[], ChosenSandbox],
         *,
         quota: int = QUOTA,
         expires: float = EXPIRES_SECONDS,
@@ -205,13 +204,15 @@ class Trials:
                 if replaced > trial.quota:  # keeping it reads them
                     raise Failed(f"the command replaced or removed {replaced} bytes; a trial has at most {trial.quota}")
                 for change in found:
-                    if change.before is not None and _changed_at(change.before) > trial.started_at:
+                    if change.before is not None and change.before[2] // 1_000_000 > trial.started_at:
                         raise Failed(f"{change.path} was changed by another program during the trial; run it again")
                 said = dict(result or {})
                 if secrets:
                     known = KnownSecrets(secrets)
                     said = msgspec.json.decode(known.redact(msgspec.json.encode(said)))
-                    found = [msgspec.structs.replace(one, diff=_masked(one.diff, known)) for one in found]
+                    found = [
+                        msgspec.structs.replace(one, diff=one.diff and known.redact_text(one.diff)) for one in found
+                    ]
                 ready = msgspec.structs.replace(trial, state="ready", changes=tuple(found), result=said)
                 self._store(ready)
                 return ready
@@ -364,10 +365,6 @@ class Trials:
                 _remove(self._place(trial.id))
 
 
-def _masked(diff: str | None, known: KnownSecrets) -> str | None:
-    return None if diff is None else known.redact_text(diff)
-
-
 def _refuse_conflicts(trial: Trial) -> None:
     lowers = trial.lowers()
     removed = {change.path for change in trial.changes if change.kind == DELETED}
@@ -418,10 +415,6 @@ def _old_content(change: Change, lowers: Mapping[str, Lower]) -> bytes | None:
 
 def _folder_of(change: Change, lowers: Mapping[str, Lower]) -> str:
     return next(folder for folder in lowers if change.path.startswith(folder.rstrip("/") + "/"))
-
-
-def _changed_at(before: tuple[int, int, int, int]) -> int:
-    return before[2] // 1_000_000
 
 
 def _size(folder: str) -> int:

@@ -24,8 +24,6 @@ from farhand.protocol.transfer import SendWindow
 from farhand.protocol.version import TRANSFER_FRAME_BYTES
 from farhand.sdk.connection import FRAME_RESERVE
 
-# Bytes before a frame, in which the socket writes its own header.
-RESERVE = FRAME_RESERVE
 MOST_FRAMES = 256
 # Nested folders; each is open while its entries are listed.
 MOST_DEEP = 256
@@ -99,7 +97,7 @@ class OutgoingFiles:
             self.offset += len(data)
 
     def read(self, window: SendWindow) -> list[bytes | bytearray]:
-        """Return the next frames that `window` allows; a data frame has `RESERVE` bytes in front.
+        """Return the next frames that `window` allows; a data frame has `FRAME_RESERVE` bytes in front.
 
         An empty list means that there is not enough credit, or that everything was sent (`over`).
         """
@@ -118,14 +116,14 @@ class OutgoingFiles:
 
     def reuse(self, frame: bytearray) -> None:
         """Reuse the memory of a frame that was sent."""
-        if len(frame) == RESERVE + HEADER_BYTES + TRANSFER_FRAME_BYTES and len(self._spare) < 8:
+        if len(frame) == FRAME_RESERVE + HEADER_BYTES + TRANSFER_FRAME_BYTES and len(self._spare) < 8:
             self._spare.append(frame)
 
     def _data(self, room: int) -> bytearray:
         full = room == TRANSFER_FRAME_BYTES and self._spare
-        frame = self._spare.pop() if full else bytearray(RESERVE + HEADER_BYTES + room)
-        put_header(frame, RESERVE, self._stream, self.offset)
-        with memoryview(frame)[RESERVE + HEADER_BYTES :] as payload:
+        frame = self._spare.pop() if full else bytearray(FRAME_RESERVE + HEADER_BYTES + room)
+        put_header(frame, FRAME_RESERVE, self._stream, self.offset)
+        with memoryview(frame)[FRAME_RESERVE + HEADER_BYTES :] as payload:
             self._fill(payload)
             self._hash.update(payload)
         self._left -= room

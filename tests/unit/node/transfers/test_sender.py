@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from farhand.machine.files.files import Files
-from farhand.node.transfers.sender import MOST_DEEP, RESERVE, OutgoingFiles
+from farhand.node.transfers.sender import MOST_DEEP, OutgoingFiles
 from farhand.protocol.errors import Failed
 from farhand.protocol.frames import HEADER_BYTES, FrameKind, read_header
 from farhand.protocol.transfer import SendWindow
 from farhand.protocol.version import TRANSFER_FRAME_BYTES as FRAME
+from farhand.sdk.connection import FRAME_RESERVE
 
 CONTENT = os.urandom(5 * FRAME + 100)
 
@@ -30,7 +31,7 @@ def data_frames(outgoing: OutgoingFiles, until: int) -> list[tuple[int, bytes]]:
     window.credit(0, until)
     while frames := outgoing.read(window):
         for frame in frames:
-            whole = bytes(frame)[RESERVE:] if isinstance(frame, bytearray) else bytes(frame)
+            whole = bytes(frame)[FRAME_RESERVE:] if isinstance(frame, bytearray) else bytes(frame)
             kind, _, offset = read_header(whole)
             if kind is FrameKind.DATA:
                 found.append((offset, whole[HEADER_BYTES:]))
@@ -77,7 +78,7 @@ def test_a_receiver_whose_window_is_less_than_a_frame_gets_everything(outgoing: 
         granted.credit(outgoing.offset, outgoing.offset + window)
         for frame in outgoing.read(granted):
             if isinstance(frame, bytearray):
-                received += bytes(frame)[RESERVE + HEADER_BYTES :]
+                received += bytes(frame)[FRAME_RESERVE + HEADER_BYTES :]
     assert received == CONTENT
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 
 from farhand.agent.events import Completed, Event, RunFailed, StepStarted, StepText, Stopped, ToolCalled, ToolEnded
-from farhand.api.server.http import Problem, Reply, Request, invalid, json_reply, read_json, unknown
+from farhand.api.server.http import Problem, Reply, Request, existing, invalid, json_reply, read_json, unknown
 from farhand.api.server.router import EVENTS, JSON, Query, decoder_of, route
-from farhand.api.server.streams import ClientWatch, until_gone
+from farhand.api.server.streams import EVENT_STREAM, until_gone, watching
 from farhand.gateway.access.credentials import Credential, Scope
 from farhand.gateway.access.daily_budget import OverBudget
 from farhand.gateway.calls.admission import Denied
@@ -176,7 +176,7 @@ class AgentProcessRoutes:
             raise problem(error) from None
         pieces = until_gone(request, _stream(first, events), self._ending)
         headers = [(b"x-accel-buffering", b"no")]
-        return Reply(content_type=b"text/event-stream; charset=utf-8", headers=headers, pieces=pieces)
+        return Reply(content_type=EVENT_STREAM, headers=headers, pieces=pieces)
 
     async def _whole(self, request: Request, events: AsyncGenerator[Event, None]) -> Reply:
         task = asyncio.current_task()
@@ -188,24 +188,22 @@ class AgentProcessRoutes:
             left = True
             task.cancel()
 
-        watch = ClientWatch(request, leave)
         shown: list[ProcessEvent] = []
         reply = ""
         try:
-            async for event in events:
-                if isinstance(event, ToolCalled | ToolEnded):
-                    request.id = event.use.id
-                shown += _shown(event)
-                if isinstance(event, Completed):
-                    reply = event.reply
+            with watching(request, leave):
+                async for event in events:
+                    if isinstance(event, ToolCalled | ToolEnded):
+                        request.id = event.use.id
+                    shown += _shown(event)
+                    if isinstance(event, Completed):
+                        reply = event.reply
         except FarhandError as error:
             raise problem(error) from None
         except asyncio.CancelledError:
             if not left:
                 raise
             raise Problem(400, "incomplete_request", "the client left before the answer") from None
-        finally:
-            watch.stop()
         return Reply(_encode(ProcessAnswer(reply, shown)))
 
     @route(
@@ -221,9 +219,8 @@ class AgentProcessRoutes:
 
     @route("GET /chats/{chat_id}", Scope.READ, "Messages of a chat.", answer=ChatHistory)
     async def chat(self, request: Request) -> Reply:
-        messages = await self._direct.history(request.params["chat_id"])
-        if messages is None:
-            raise unknown("chat", request.params["chat_id"])
+        chat_id = request.params["chat_id"]
+        messages = existing(await self._direct.history(chat_id), "chat", chat_id)
         return json_reply(ChatHistory([SaidMessage(one.role, [SaidPart(one.text)], one.at) for one in messages]))
 
     @route("DELETE /chats/{chat_id}", Scope.CHAT, "Remove a chat and begin a new conversation in its session.")

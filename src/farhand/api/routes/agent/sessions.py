@@ -13,6 +13,7 @@ import msgspec
 from farhand.api.server.http import Problem, Reply, Request, invalid
 from farhand.api.server.router import EVENTS, Query, route
 from farhand.api.server.streams import EVENT_STREAM, until_gone, with_pulse
+from farhand.api.server.streams import event as sent_event
 from farhand.gateway.access.credentials import Scope
 from farhand.gateway.access.daily_budget import OverBudget
 from farhand.gateway.sessions import keys as session_keys
@@ -20,7 +21,7 @@ from farhand.gateway.sessions.entries import message_of
 from farhand.gateway.sessions.forking import Forked, Forks
 from farhand.gateway.sessions.replay import ReplayedRun, recorded, replay
 from farhand.gateway.sessions.runner import Turns
-from farhand.gateway.sessions.runs import Run, RunEvent, RunOptions, RunOutcome
+from farhand.gateway.sessions.runs import Run, RunOptions, RunOutcome
 from farhand.gateway.sessions.sessions import Sessions
 from farhand.llm.errors import NotConfigured
 from farhand.llm.messages import Image, Message, Text
@@ -308,13 +309,9 @@ def run_view(outcome: RunOutcome) -> dict[str, Any]:
 async def _stream(run: Run) -> AsyncGenerator[bytes, None]:
     async with contextlib.aclosing(run.follow()) as events:
         async for event in events:
-            yield _line(event)
+            yield sent_event(str(event.__struct_config__.tag), msgspec.json.encode(event))
     with contextlib.suppress(FarhandError):
-        yield b"event: ended\ndata: " + msgspec.json.encode(run_view(await run.reply())) + b"\n\n"
-
-
-def _line(event: RunEvent) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (str(event.__struct_config__.tag).encode(), msgspec.json.encode(event))
+        yield sent_event("ended", msgspec.json.encode(run_view(await run.reply())))
 
 
 def _entry_view(entry: Entry) -> dict[str, Any]:
