@@ -9,6 +9,7 @@ so its grant is revoked. Only hashes are stored.
 from __future__ import annotations
 
 import base64
+import glob
 import hashlib
 import hmac
 import re
@@ -351,7 +352,9 @@ class OAuth:
         return await self._issue(client, grant)
 
     async def _grant(self, client: OAuthClient, decision: Consent) -> Token:
-        nodes, tools = decision.nodes or (), decision.tools or ()
+        nodes = decision.nodes or ()
+        # A node may name a tool as it likes, also `*`; the owner agreed to that tool alone.
+        tools = [glob.escape(tool) for tool in decision.tools or ()]
         names = [name for tool in tools for name in ([f"{node}__{tool}" for node in nodes] or [f"*__{tool}", tool])]
         try:
             token, _ = await self._tokens.create(
