@@ -76,6 +76,18 @@ def test_messages_that_are_refused_hold_up_nobody_else(telegram: TelegramServer,
             release.set()
 
 
+def test_files_of_people_who_may_not_talk_are_not_downloaded(telegram: TelegramServer, house: House) -> None:
+    gateway = house(settings(telegram, 'policy = "allowlist"\nallow = ["8"]'))
+    document = {"file_id": "doc1", "file_unique_id": "u", "file_name": "x.txt", "mime_type": "text/plain"}
+    telegram.files["doc1"] = b"content"
+    telegram.write(7, "", caption="for you", document=document)
+    telegram.write(9, "", caption="not for the bot", document=document, chat=GROUP)
+    telegram.write(8, "hello")
+    wait_until(lambda: telegram.said, 30)
+    asked = [request.path.rpartition("/")[2] for request in telegram.requests]
+    assert [one.to for one in telegram.said] == ["8"] and "getFile" not in asked, gateway.log.read_text()
+
+
 def test_a_long_text_comes_in_pieces_in_order(telegram: TelegramServer, house: House) -> None:
     gateway = house(settings(telegram))
     text = "\n".join(f"line {number} 😀" for number in range(900))

@@ -218,7 +218,7 @@ class InboundMessages:
         settings = channel.settings
         incoming = _storable(incoming)
         place = Place(settings.kind, settings.account, incoming.peer, incoming.peer_kind)
-        if not incoming.text.strip() and not incoming.attachments:
+        if _is_blank(incoming) and incoming.fetch is None:
             return None
         if self._overhear is not None and await self._overhear(channel, incoming, place):
             return None
@@ -229,6 +229,11 @@ class InboundMessages:
         standing = await self._standing(channel, incoming, place)
         if standing is None:
             return None
+        if incoming.fetch is not None:
+            files = tuple(await incoming.fetch())
+            incoming = _storable(msgspec.structs.replace(incoming, attachments=files, fetch=None))
+            if _is_blank(incoming):
+                return None
         guest = standing == "guest"
         self._count(channel, incoming, guest=guest)
         agent = self.agent_of(place)
@@ -503,6 +508,10 @@ class InboundMessages:
         decided = await self.decide(code_or_sender, False, channel)
         await self._database.write(lambda store: pairings.forget_pairing(store, decided))
         return decided
+
+
+def _is_blank(incoming: Incoming) -> bool:
+    return not incoming.text.strip() and not incoming.attachments
 
 
 def _storable(incoming: Incoming) -> Incoming:
