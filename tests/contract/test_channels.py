@@ -190,7 +190,8 @@ def test_messages_arrive_whole_and_in_order(service: ChannelDouble, plugins: Plu
             assert len({one.id for one in inbox.got}) == 4 and all(one.id for one in inbox.got)
             assert {one.peer for one in inbox.got} == {one.sender for one in inbox.got} == {service.peer}
             assert {one.peer_kind for one in inbox.got} == {"dm"}
-            (file,) = inbox.got[3].attachments
+            last = inbox.got[3]
+            (file,) = last.attachments if last.fetch is None else await last.fetch()
             assert (file.name, file.data) == (FILE[0], FILE[2]) and "/" in file.content_type
 
     asyncio.run(main())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from typing import Any, Final
 
@@ -11,8 +12,19 @@ from farhand.llm.messages import Block, Content, FinishReason, Image, Message, T
 from farhand.protocol.calls import NULL, ToolResult
 from farhand.protocol.errors import ToolError
 from farhand.protocol.json_limits import decode_bounded
+from farhand.protocol.untrusted import one_line
 from farhand.tools.model_view import without_repeats
 
+# The images that models accept, with the bytes that they begin with.
+IMAGES: Final = {
+    "image/png": (b"\x89PNG\r\n\x1a\n",),
+    "image/jpeg": (b"\xff\xd8\xff",),
+    "image/gif": (b"GIF87a", b"GIF89a"),
+    "image/webp": (b"RIFF",),
+}
+# What `Read` of a node returns at most, in base64.
+MAX_IMAGE_CHARS: Final = 10 * 1024 * 1024 * 4 // 3 + 4
+_BASE64: Final = re.compile(r"[A-Za-z0-9+/]*={0,2}")
 _REPEATS: Final = re.compile(rb'"(tail|sessions)"')
 
 
@@ -108,7 +120,9 @@ def _block(block: dict[str, Any]) -> Block | None:
         case {"type": "text", "text": str(text)}:
             return Text(text)
         case {"type": "image", "data": str(data), "mimeType": str(mime_type)}:
-            return Image(f"data:{mime_type};base64,{data}")
+            if _is_image(data, mime_type):
+                return Image(f"data:{mime_type};base64,{data}")
+            return Text(f"[image of type {one_line(mime_type, 50)}, {len(data) * 3 // 4} bytes, which cannot be shown]")
         case {"type": "resource", "resource": {"uri": str(uri), "text": str(text)}}:
             return Text(f"{uri}:\n{text}")
         case {"type": "resource", "resource": {"uri": str(uri), "blob": str(data)}}:
@@ -118,3 +132,19 @@ def _block(block: dict[str, Any]) -> Block | None:
         case {"type": "audio", "data": str(data), "mimeType": str(mime_type)}:
             return Text(f"[audio of type {mime_type}, {len(data) * 3 // 4} bytes, which cannot be shown]")
     return None
+
+
+def _is_image(data: str, mime_type: str) -> bool:
+    """Return whether models accept an image. It stays in the conversation, so one that they refuse would make every
+    later request fail."""
+    beginnings = IMAGES.get(mime_type)
+    if (
+        beginnings is None
+        or not data
+        or len(data) > MAX_IMAGE_CHARS
+        or _BASE64.fullmatch(data) is None
+        or len(data) % 4
+    ):
+        return False
+    head = base64.b64decode(data[:16])
+    return any(head.startswith(one) for one in beginnings)

@@ -150,7 +150,6 @@ class DiscordChannel:
             text = text.replace(form, "")
         if direct:
             self._direct[author["id"]] = data["channel_id"]
-        files = [await fetch_file(partial(self._fetch, file), "Discord") for file in data.get("attachments", [])]
         await take(
             Incoming(
                 id=data["id"],
@@ -159,10 +158,14 @@ class DiscordChannel:
                 sender=author["id"],
                 sender_name=author.get("global_name") or author.get("username") or "",
                 text=text.strip(),
-                attachments=tuple(file for file in files if file is not None),
+                fetch=partial(self._attachments, data.get("attachments", [])),
                 mentioned=mentioned or (data.get("referenced_message") or {}).get("author", {}).get("id") == self._me,
             )
         )
+
+    async def _attachments(self, files: list[dict[str, Any]]) -> list[Attachment]:
+        found = [await fetch_file(partial(self._fetch, file), "Discord") for file in files]
+        return [file for file in found if file is not None]
 
     async def _fetch(self, file: dict[str, Any]) -> Attachment:
         content = await self._files.fetch(file["url"], largest=LARGEST_FILE)

@@ -282,8 +282,18 @@ class _Mailbox:
 def read_mail(raw: bytes, *, own: str, authserv: str = "") -> tuple[Incoming, str] | None:
     """Convert a mail to a message and its subject.
 
-    Returns None for automatic mail and for mail whose sender is not authenticated.
+    Returns None for automatic mail, mail whose sender is not authenticated, and mail that cannot be read.
     """
+    try:
+        return _read_mail(raw, own, authserv)
+    except Exception as error:
+        # The library raises various errors for malformed mail. If one were passed on, the mail would be fetched again
+        # and again, and hold up all others.
+        log.warning("skipped a mail that cannot be read: %s", type(error).__name__)
+        return None
+
+
+def _read_mail(raw: bytes, own: str, authserv: str) -> tuple[Incoming, str] | None:
     mail = email.message_from_bytes(raw, policy=email.policy.default)
     name, sender = email.utils.parseaddr(str(mail.get("From", "")))
     sender = sender.lower()

@@ -97,7 +97,7 @@ class SignalChannel:
                 sender=source,
                 sender_name=envelope.get("sourceName") or "",
                 text=text,
-                attachments=tuple(await self._files(said, group, source)),
+                fetch=partial(self._files, said, group, source),
                 mentioned=mentioned or (said.get("quote") or {}).get("authorNumber") == self.settings.number,
             )
         )

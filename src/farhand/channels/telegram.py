@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from functools import partial
 from typing import Any, Final
 
 from farhand.channels.library import load
@@ -126,7 +127,7 @@ class TelegramChannel:
                 sender=str(sender.id),
                 sender_name=sender.full_name,
                 text=text.replace(name, "").strip() if len(name) > 1 else text,
-                attachments=tuple(await self._files(message)),
+                fetch=partial(self._files, message),
                 mentioned=replied or (len(name) > 1 and name.lower() in text.lower()),
             )
         )

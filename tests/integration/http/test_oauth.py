@@ -448,9 +448,10 @@ def test_everything_survives_a_restart(tmp_path: Path) -> None:
 
 def test_registrations_are_limited(tmp_path: Path) -> None:
     with GatewayProcess(tmp_path / "home") as process:
-        body = {"redirect_uris": [CALLBACK]}
-        answers = [process.request("POST", "/oauth/register", body, token=None) for _ in range(40)]
+        body, far = {"redirect_uris": [CALLBACK]}, {"X-Forwarded-For": "203.0.113.7"}
+        answers = [process.request("POST", "/oauth/register", body, token=None, headers=far) for _ in range(40)]
         assert answers[0].status == 201 and answers[-1].status == 429 and answers[-1].headers["retry-after"]
+        assert process.request("POST", "/oauth/register", body, token=None).status == 201, "others are not refused"
         assert process.get("/v1/oauth/clients") == {"clients": [], "count": 0}
 
 

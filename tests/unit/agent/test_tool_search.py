@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import pytest
 
 from farhand.agent.events import Completed
 from farhand.agent.loop import run
-from farhand.agent.tool_outcome import Outcome
+from farhand.agent.tool_outcome import MAX_IMAGE_CHARS, Outcome
 from farhand.agent.tool_recording import recording, replaying
 from farhand.agent.tool_search import CORE, MOST_OFFERED, NAME, ToolShelf, overview, search
 from farhand.agent.tools import Call
@@ -19,6 +20,8 @@ from farhand.llm.recording import Recording, RecordingModel, ReplayModel
 from farhand.protocol.calls import ToolResult, ToolSpec
 from tests.unit.agent.doubles import ScriptedModel, end, says, uses
 
+# The first bytes of an image.
+PNG = "iVBORw0KGgoAAAAN"
 NODE = ("Bash", "Process", "Read", "Write", "Edit", "Glob", "Grep")
 SPECS = [
     *(ToolSpec(name, f"The agent's own {name}.") for name in CORE),
@@ -141,12 +144,32 @@ def test_results_become_what_the_model_reads() -> None:
     assert (
         outcome_of({"path": "/a", "content": "1\tx", "lines": 1}).content == '{"path":"/a","content":"1\\tx","lines":1}'
     )
-    picture = [{"type": "text", "text": "Image file"}, {"type": "image", "data": "AA", "mimeType": "image/png"}]
-    assert outcome_of({"content": picture}).content == (Text("Image file"), Image("data:image/png;base64,AA"))
+    picture = [{"type": "text", "text": "Image file"}, {"type": "image", "data": PNG, "mimeType": "image/png"}]
+    assert outcome_of({"content": picture}).content == (Text("Image file"), Image(f"data:image/png;base64,{PNG}"))
     assert outcome_of({"content": [{"type": "video"}]}).content == '{"content":[{"type":"video"}]}'
     assert outcome_of(None).content == "null"
     failed = Outcome.of_result(ToolResult.failed("not_found", "no such file"))
     assert (failed.content, failed.is_error, failed.kind) == ("no such file", True, "not_found")
+
+
+@pytest.mark.parametrize(
+    ("data", "mime_type"),
+    [
+        ("PHN2Zy8+", "image/svg+xml"),
+        ("JVBERi0xLjc=", "application/pdf"),
+        ("PGh0bWw+PC9odG1sPg==", "image/png"),
+        (PNG[:-1], "image/png"),
+        (f"{PNG}\n", "image/png"),
+        (PNG[:8] + "A" * MAX_IMAGE_CHARS, "image/png"),
+        ("", "image/png"),
+        (PNG, "image/png;base64,AAAA,"),
+        (PNG, "image/png\x1b]0;x\x07"),
+    ],
+)
+def test_an_image_that_models_refuse_is_shown_as_text(data: str, mime_type: str) -> None:
+    """It stays in the conversation: every later request would be refused, too."""
+    (shown,) = outcome_of({"content": [{"type": "image", "data": data, "mimeType": mime_type}]}).content
+    assert isinstance(shown, Text) and "cannot be shown" in shown.text and shown.text.isprintable()
 
 
 def test_a_run_is_repeated_from_its_recording_byte_for_byte() -> None:

@@ -166,6 +166,29 @@ def test_a_mail_in_html_is_read_as_words() -> None:
     assert read is not None and read[0].text == "one\ntwo"
 
 
+def _nested(depth: int) -> bytes:
+    parts = b"".join(b"Content-Type: multipart/mixed; boundary=b%d\r\n\r\n--b%d\r\n" % (n, n) for n in range(depth))
+    return b"From: x@x.org\r\n" + parts + b"\r\nhello"
+
+
+@pytest.mark.parametrize(
+    "mail",
+    [
+        _nested(5000),
+        b"From: x@x.org\r\nMessage-ID: <[\r\n\r\nhello",
+        b"From: x@x.org\r\nContent-Type: text/plain; charset=idna\r\n\r\n\xff",
+        b"From: x@x.org\r\nContent-Type: text/plain; charset*=a''%\r\n\r\nhello",
+        b"From: \xff\xfe <x@x.org>\r\nSubject: \xff\r\nMessage-ID: \xff\r\n\r\nhello",
+        b"From: x@x.org\r\nContent-Disposition: attachment; filename*0*=utf-8''%ff%; filename*=x\r\n\r\nhello",
+    ],
+    ids=range(6),
+)
+def test_no_mail_stops_the_channel(mail: bytes) -> None:
+    """It would be fetched again and again, and hold up all others."""
+    read_mail(mail, own="agent@example.org")
+    assert read_mail(raw(From="x@x.org"), own="agent@example.org") is not None
+
+
 def test_mails_that_come_close_together_are_all_heard(server: MailServer, gateway: GatewayProcess) -> None:
     before = len(server.inbox("bob"))
     words = [f"word-{number}" for number in range(8)]

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from farhand.gateway.sessions.sessions import MAX_QUEUED
 from tests.support.channel_servers import TelegramServer
 from tests.support.harness import GatewayProcess, wait_until
+from tests.support.model_server import ModelServer, Reply, text
+from tests.unit.channels.conftest import last_said
 
 House = Callable[[str], GatewayProcess]
 GROUP = {"id": -100200, "type": "supergroup", "title": "Team"}
@@ -46,6 +52,40 @@ def test_in_a_group_only_a_mention_is_heard_and_answered_as_a_reply(telegram: Te
     (said,) = telegram.said
     assert (said.to, said.text) == ("-100200", "echo: [telegram · P8] what now?")
     assert said.more["reply_parameters"]["message_id"] == 102
+
+
+def test_messages_that_are_refused_hold_up_nobody_else(telegram: TelegramServer, tmp_path: Path) -> None:
+    """Of a stranger whose hundred messages wait for the model, the next one was fetched again and again."""
+    release = threading.Event()
+
+    def answer(request: Any) -> Reply:
+        said = last_said(request)
+        return text(f"echo: {said}", gate=release if "flood" in said else None)
+
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "farhand.toml").write_text(settings(telegram))
+    with ModelServer(answer=answer) as model, GatewayProcess(home, env=model.environment) as gateway:
+        try:
+            for number in range(MAX_QUEUED + 3):
+                telegram.write(7, f"flood {number}")
+            telegram.write(8, "hello")
+            wait_until(lambda: [one for one in telegram.said if one.to == "8"], 60, "an answer to somebody else")
+            assert "dropped a message on telegram from '7'" in gateway.log.read_text()
+        finally:
+            release.set()
+
+
+def test_files_of_people_who_may_not_talk_are_not_downloaded(telegram: TelegramServer, house: House) -> None:
+    gateway = house(settings(telegram, 'policy = "allowlist"\nallow = ["8"]'))
+    document = {"file_id": "doc1", "file_unique_id": "u", "file_name": "x.txt", "mime_type": "text/plain"}
+    telegram.files["doc1"] = b"content"
+    telegram.write(7, "", caption="for you", document=document)
+    telegram.write(9, "", caption="not for the bot", document=document, chat=GROUP)
+    telegram.write(8, "hello")
+    wait_until(lambda: telegram.said, 30)
+    asked = [request.path.rpartition("/")[2] for request in telegram.requests]
+    assert [one.to for one in telegram.said] == ["8"] and "getFile" not in asked, gateway.log.read_text()
 
 
 def test_a_long_text_comes_in_pieces_in_order(telegram: TelegramServer, house: House) -> None:

@@ -135,16 +135,21 @@ class McpContent:
         if part == "":
             text = msgspec.json.encode(record).decode()
             return {"uri": uri, "mimeType": "application/json", "text": text}
+        if record.credential != principal.actor.id:
+            self.gate.check_node(principal, record.node_id or NATIVE)
         data = b""
         of = {"call_id": record.id}
+        meter = await self.gate.meter(principal)
         pages = self.commands.output(record.node_id or NATIVE, of, 0, wait=False)
         try:
             async for page in pages:
+                await meter.add(len(page.data))
                 data += page.data
                 if len(data) >= MAX_OUTPUT_BYTES or page.over:
                     break
         finally:
             await pages.aclose()
+            await meter.close()
         try:
             return {"uri": uri, "mimeType": "text/plain", "text": data[:MAX_OUTPUT_BYTES].decode()}
         except UnicodeDecodeError:
@@ -192,7 +197,7 @@ class McpContent:
 
     async def _values(self, uri: str, name: str, value: str, message: RpcMessage, principal: Principal) -> list[str]:
         if name == "agent" and "workspace" in uri:
-            found = list(self.agents())
+            found = list(self.agents()) if principal.reaches(None, READ_FILE) else []
         elif name == "path" and "workspace" in uri:
             context = message.value("context")
             given = context.get("arguments") if isinstance(context, dict) else None

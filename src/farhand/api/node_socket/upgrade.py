@@ -75,7 +75,10 @@ class NodeSockets:
         if grant is not None and grant.public_key is not None:
             return self._asked_to_prove(grant, scope, ended), subprotocol
         if grant is not None:
+            if grant.token_id is None:  # a token that a person chose may be short enough to be guessed
+                self._guard.check_lockout(scope)
             return NodeConversation(self._services, grant, _address(scope), ended=ended), subprotocol
+        self._guard.check_lockout(scope)
         self._guard.node_failed(scope)
         raise Problem(401, "unauthorized", INVALID_TOKEN)
 

@@ -64,7 +64,9 @@ class EndpointRoutes:
         None,
         "Register an OAuth client (RFC 7591).",
         status=201,
-        also={400: "Invalid metadata.", 429: "Too many clients register."},
+        also={400: "Invalid metadata."},
+        errors=(429,),
+        registers=True,
     )
     async def register(self, _request: Request, metadata: ClientMetadata) -> Reply:
         try:
@@ -106,8 +108,6 @@ def base_of(request: Request, public_url: PublicUrl) -> str:
 def _refusal(error: OAuthError) -> Reply:
     body = msgspec.json.encode({"error": error.code, "error_description": str(error)})
     headers = [(b"www-authenticate", b"Basic")] if error.status == 401 else []
-    if error.status == 429:
-        headers.append((b"retry-after", b"60"))
     return Reply(body, status=error.status, headers=headers)
 
 

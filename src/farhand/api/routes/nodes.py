@@ -120,7 +120,7 @@ class NodeRoutes:
         status=101,
         media=(),
         errors=(401,),
-        guessable=True,
+        code=True,
     )
     async def socket(self, request: Request) -> NoReturn:
         """Refuse a request that is not an upgrade; upgrades do not get here."""

@@ -26,7 +26,7 @@ from farhand.protocol.key_auth import read_key
 from farhand.protocol.names import NATIVE, spellings, validate_node_id
 
 # A route whose request contains a one-time code.
-code_route = partial(route, errors=(401, 429), guessable=True)
+code_route = partial(route, errors=(401, 429), code=True)
 LONGEST_SECONDS = 24 * 3600
 WRONG_CODE = "this code is wrong, was used, or is too old; `farhand node pair` makes another"
 PIECE = 256 * 1024

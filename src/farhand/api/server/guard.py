@@ -37,7 +37,13 @@ from farhand.api.server.origins import DEFAULT_PORTS, Host, Origin, parse_host, 
 from farhand.api.server.public_url import PublicUrl
 from farhand.api.server.router import Route, Router
 from farhand.api.server.socket_secrets import with_offered_secrets
-from farhand.api.server.throttle import TOKENLESS_ALLOWED, TOKENLESS_LOCK_SECONDS, Throttle
+from farhand.api.server.throttle import (
+    REGISTRATIONS_ALLOWED,
+    REGISTRATIONS_LOCK_SECONDS,
+    TOKENLESS_ALLOWED,
+    TOKENLESS_LOCK_SECONDS,
+    Throttle,
+)
 from farhand.gateway.access.credentials import OWNER, Credential, Credentials
 from farhand.gateway.access.credentials import Scope as CredentialScope
 from farhand.gateway.access.principal import Principal
@@ -182,6 +188,9 @@ class Guard:
         self._tokenless = Throttle(
             allowed=TOKENLESS_ALLOWED, lock_seconds=TOKENLESS_LOCK_SECONDS, what="requests without a token", note=note
         )
+        self._registrations = Throttle(
+            allowed=REGISTRATIONS_ALLOWED, lock_seconds=REGISTRATIONS_LOCK_SECONDS, what="new clients", note=note
+        )
         # By credential and route.
         self._known_rights: dict[tuple[int, int], _Rights] = {}
         # Open requests, by the id of their token.
@@ -222,8 +231,11 @@ class Guard:
             length = int(headers.get(b"content-length", b"0") or b"0")
             if length > MAX_BODY_BYTES and (route is None or not route.streams):
                 raise too_large(MAX_BODY_BYTES)
-            if route is not None and route.guessable:
+            if route is not None and route.code:
                 self._throttle.check(scope)
+            if route is not None and route.registers:
+                self._registrations.check(scope)
+                self._registrations.failed(scope)
             public = route is not None and route.scope is None
             if public:
                 caller = _STRANGER
@@ -259,8 +271,8 @@ class Guard:
             steering.allowed.set(rights.may_steer)
             reply = await self._serve(route, request, asked_id)
             request_id = request.id
-            if route.guessable and reply.status == 401:
-                self._throttle.failed(scope)
+            if (route.guessable or route.code) and reply.status == 401:
+                self._count_guess(scope)
         except Problem as problem:
             reply = problem.reply(openai=route is not None and route.openai)
         except Exception:
@@ -388,6 +400,9 @@ class Guard:
         self._admit(scope)
         if scope["path"] not in (NODE_SOCKET, FILES_SOCKET):
             raise Problem(404, "not_found", f"there is no socket at {scope['path'][:200]}")
+
+    def check_lockout(self, scope: Scope) -> None:
+        """Raise Problem while the address of a node is locked out."""
         self._throttle.check(scope)
 
     def node_failed(self, scope: Scope) -> None:
@@ -403,7 +418,6 @@ class Guard:
         `client_left`.
         """
         headers, subprotocol = with_offered_secrets(self._admit(scope))
-        self._throttle.check(scope)
         caller = self._authenticate(scope, headers, "GET")
         if not caller.credential.may(wanted):
             raise Problem(403, "forbidden", f"this credential lacks the scope {wanted.value!r}")
@@ -504,12 +518,12 @@ class Guard:
         secret = _secret(headers)
         oauth = route is not None and route.oauth
         if secret is not None:
-            self._throttle.check(scope)
+            # Before the lockout is looked at: behind a proxy, all clients share an address, and no client that guesses
+            # tokens may lock out those that have one. These tokens are too long to be guessed.
             credential = self._credentials.recognise(secret) or granted
             if credential is not None:
-                self._throttle.succeeded(scope)
                 return Caller(credential)
-            self._throttle.failed(scope)
+            self._count_guess(scope)
             if not self._credentials.open:
                 raise self._unauthorized("this token is not known here", scope, headers, oauth=oauth, invalid=True)
         cookie, page_secret = _cookie(headers, self._sessions.cookie), headers.get(PAGE_HEADER)
@@ -526,6 +540,11 @@ class Guard:
         self._tokenless.failed(scope)
         reason = "a token is needed: Authorization: Bearer, or X-API-Key"
         raise self._unauthorized(reason, scope, headers, oauth=oauth, invalid=False)
+
+    def _count_guess(self, scope: Scope) -> None:
+        """Count a wrong secret. Raises Problem while the address is locked out."""
+        self._throttle.check(scope)
+        self._throttle.failed(scope)
 
     def _unauthorized(
         self, message: str, scope: Scope, headers: dict[bytes, bytes], *, oauth: bool, invalid: bool

@@ -81,6 +81,10 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     content: bool = False
     # It takes a secret of its own: wrong ones (401) are counted, and too many lock the address out.
     guessable: bool = False
+    # Likewise, and the secret is short enough to be guessed: while the address is locked out, a right one is refused.
+    code: bool = False
+    # It stores something for clients without a credential, so each address may use it only so often.
+    registers: bool = False
     # A credential restricted to some tools or nodes may use it: all its actions pass the gate as that credential.
     narrow: bool = False
     # It changes or starts something without passing the gate, so a freeze refuses it here.

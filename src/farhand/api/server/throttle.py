@@ -22,6 +22,9 @@ LOCK_SECONDS = 300.0
 # Requests without a token are not guesses, but more than this in a minute are not legitimate.
 TOKENLESS_ALLOWED = 300
 TOKENLESS_LOCK_SECONDS = 60.0
+# OAuth clients register before they have a token.
+REGISTRATIONS_ALLOWED = 30
+REGISTRATIONS_LOCK_SECONDS = 60.0
 ADDRESSES_KEPT = 4096
 
 
@@ -78,14 +81,6 @@ class Throttle:
 
     def __len__(self) -> int:
         return len(self._failures)
-
-    def succeeded(self, scope: Scope) -> None:
-        """Reset the count after a valid token; a lock in force stays, since others may share the address."""
-        if not self._failures:
-            return
-        address = _address(scope)
-        if not _direct_loopback(scope, address) and self._locked_for(address) <= 0:
-            self._failures.pop(address, None)
 
     def _locked_for(self, address: str) -> float:
         """Return the remaining seconds of a lock."""

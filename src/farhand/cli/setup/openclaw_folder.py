@@ -19,6 +19,7 @@ MAIN: Final = "main"
 SETTINGS: Final = "openclaw.json"
 MAX_FILE: Final = 10 * 1024 * 1024
 MAX_FILES: Final = 5000
+MAX_SETTINGS: Final = 1024 * 1024
 # Where the archived sessions and the settings of channels are put in the workspace.
 ARCHIVE: Final = "openclaw"
 LEFT_OUT: Final = {".git", "node_modules", "__pycache__", ".venv", ".DS_Store"}
@@ -161,7 +162,9 @@ def _settings(top: Path, folder: OpenClawFolder) -> dict[str, Any]:
         return {}
     try:
         # JSON5 without its comments is read as YAML: names without quotes and trailing commas are valid there too.
-        value = yaml.safe_load(_without_comments(read_file(path).decode()))
+        if path.lstat().st_size > MAX_SETTINGS:
+            raise ValueError(f"larger than {MAX_SETTINGS // 1024} KiB")
+        value = yaml.load(_without_comments(read_file(path).decode()), _Loader)  # noqa: S506 - a safe loader
     except (OSError, UnicodeDecodeError, yaml.YAMLError, ValueError, RecursionError) as error:
         reason = str(error).partition("\n")[0][:200]
         folder.skipped.append(f"{SETTINGS}: cannot be read ({reason}); channels are not imported")
@@ -169,8 +172,18 @@ def _settings(top: Path, folder: OpenClawFolder) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses aliases, which JSON5 does not have: a few lines of them can describe more than fits into memory."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("it has an alias")
+        return super().compose_node(parent, index)
+
+
 def _without_comments(text: str) -> str:
-    strings_and_comments = r""""(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|//[^\n]*|/\*.*?(?:\*/|\Z)"""
+    # Each alternative takes the rest of the text if its end is missing, so no part is read twice.
+    strings_and_comments = r""""(?:\\.|[^"\\])*(?:"|\Z)|'(?:\\.|[^'\\])*(?:'|\Z)|//[^\n]*|/\*.*?(?:\*/|\Z)"""
     kept = re.sub(strings_and_comments, lambda found: "" if found[0][0] == "/" else found[0], text, flags=re.DOTALL)
     return kept.replace("\t", "  ")
 

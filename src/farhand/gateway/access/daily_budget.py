@@ -1,4 +1,4 @@
-"""Limit how many bytes a token may store in a day."""
+"""Limit how many bytes a token, a hook or a person on a channel may store in a day."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ DAY_MS: Final = 24 * 3600 * 1000
 
 
 class OverBudget(Failed):
-    """Report that a token has used up its daily limit."""
+    """Report that a daily limit is used up."""
 
 
 class DailyBudget:
-    """Count the bytes stored per token and day, except for the owner, admin tokens and channels."""
+    """Count the bytes stored per token and day, except for the owner and admin tokens.
+
+    What hooks and people on channels send is counted by `take_from`.
+    """
 
     def __init__(self, what: str, setting: str, most_bytes: Callable[[], int] = lambda: 0) -> None:
         """Create the budget.
@@ -32,30 +35,33 @@ class DailyBudget:
 
     def take(self, credential: Credential, size: int, now: int) -> None:
         """Count data that is about to be stored. Raises OverBudget if it exceeds the limit."""
-        most, used = self._most_bytes(), self._used_by(credential, now)
-        if used is None:
-            return
-        if most and used + size > most:
+        if _is_counted(credential):
+            self.take_from(credential.id, size, now, who="this token")
+
+    def take_from(self, name: str, size: int, now: int, *, who: str, share: int = 1) -> None:
+        """Count data that `who` sent, under a name. Raises OverBudget if it exceeds the limit divided by `share`."""
+        most, used = self._most_bytes() // share, self._used_by(name, now)
+        if self._most_bytes() and used + size > most:
             raise OverBudget(
-                f"{self._what} of this token take {used} bytes today; with this one they exceed "
+                f"{self._what} of {who} take {used} bytes today; with this one they exceed "
                 f"{self._setting} ({most}); try again tomorrow"
             )
-        self._used[credential.id] = used + size
+        self._used[name] = used + size
 
     def add(self, credential: Credential, size: int, now: int) -> None:
         """Count data that must be stored, regardless of the limit."""
-        used = self._used_by(credential, now)
-        if used is not None:
-            self._used[credential.id] = used + size
+        if _is_counted(credential):
+            self._used[credential.id] = self._used_by(credential.id, now) + size
 
-    def _used_by(self, credential: Credential, now: int) -> int | None:
-        """Return what a token has used today; None for a credential that is not counted."""
-        if not credential.is_token or credential.may(Scope.ADMIN):
-            return None
+    def _used_by(self, name: str, now: int) -> int:
         if now // DAY_MS != self._day:
             self._day = now // DAY_MS
             self._used.clear()
-        return self._used.get(credential.id, 0)
+        return self._used.get(name, 0)
+
+
+def _is_counted(credential: Credential) -> bool:
+    return credential.is_token and not credential.may(Scope.ADMIN)
 
 
 def message_budget(most_bytes: Callable[[], int] = lambda: 0) -> DailyBudget:

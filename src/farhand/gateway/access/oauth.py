@@ -9,12 +9,11 @@ so its grant is revoked. Only hashes are stored.
 from __future__ import annotations
 
 import base64
+import glob
 import hashlib
 import hmac
 import re
 import secrets
-import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 from urllib.parse import urlencode, urlsplit
@@ -48,9 +47,8 @@ REFRESH_MS: Final = 60 * 86_400_000
 # How long an expired code or token stays known, so that its reuse is noticed.
 KEPT_MS: Final = 86_400_000
 # Clients that registered but were given no access.
-MOST_UNUSED_CLIENTS: Final = 500
+MOST_UNUSED_CLIENTS: Final = 5000
 UNUSED_CLIENT_MS: Final = 86_400_000
-REGISTRATIONS_PER_MINUTE: Final = 30
 AUTH_METHODS: Final = ("none", "client_secret_post", "client_secret_basic")
 MAX_STATE: Final = 2048
 _CHALLENGE: Final = re.compile(r"[A-Za-z0-9_-]{43}")
@@ -131,7 +129,6 @@ class OAuth:
         self._clock = clock
         # The grant and the expiry of access tokens that were used lately, by hash.
         self._access: dict[bytes, tuple[str, int]] = {}
-        self._registrations: deque[float] = deque(maxlen=REGISTRATIONS_PER_MINUTE)
 
     # -- clients ------------------------------------------------------------------------------------------
 
@@ -142,10 +139,6 @@ class OAuth:
             known = ", ".join(AUTH_METHODS)
             raise OAuthError("invalid_client_metadata", f"token_endpoint_auth_method is one of {known}")
         check_redirect_uris(metadata.redirect_uris)
-        moment = time.monotonic()
-        if len(self._registrations) == REGISTRATIONS_PER_MINUTE and moment - self._registrations[0] < 60:
-            raise OAuthError("temporarily_unavailable", "too many clients register; try again in a minute", status=429)
-        self._registrations.append(moment)
         secret = None if method == "none" else new_secret("fhs")
         now = self._clock()
         name = f"mcp_{secrets.token_hex(8)}"
@@ -359,7 +352,9 @@ class OAuth:
         return await self._issue(client, grant)
 
     async def _grant(self, client: OAuthClient, decision: Consent) -> Token:
-        nodes, tools = decision.nodes or (), decision.tools or ()
+        nodes = decision.nodes or ()
+        # A node may name a tool as it likes, also `*`; the owner agreed to that tool alone.
+        tools = [glob.escape(tool) for tool in decision.tools or ()]
         names = [name for tool in tools for name in ([f"{node}__{tool}" for node in nodes] or [f"*__{tool}", tool])]
         try:
             token, _ = await self._tokens.create(

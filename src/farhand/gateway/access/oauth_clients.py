@@ -17,6 +17,8 @@ from farhand.protocol.errors import FarhandError
 
 MAX_URI: Final = 2048
 MAX_URIS: Final = 10
+# Of all redirect addresses of a client, in characters.
+MAX_URI_CHARS: Final = 4096
 MAX_NAME: Final = 100
 MAX_DOCUMENT_BYTES: Final = 16 * 1024
 FETCH_SECONDS: Final = 5.0
@@ -53,6 +55,8 @@ def check_redirect_uris(uris: list[str]) -> None:
     """Raise OAuthError unless each is an address to which codes may be sent."""
     if not 1 <= len(uris) <= MAX_URIS:
         raise OAuthError("invalid_redirect_uri", f"redirect_uris has 1 to {MAX_URIS} addresses, not {len(uris)}")
+    if sum(map(len, uris)) > MAX_URI_CHARS:
+        raise OAuthError("invalid_redirect_uri", f"redirect_uris has at most {MAX_URI_CHARS} characters in all")
     for uri in uris:
         parts = _split(uri)
         if parts is None or not _acceptable(parts):

@@ -131,9 +131,13 @@ class Catalog:
 
     def _refuse_switched_off(self, target: Target) -> Target:
         common = family_of(target.spec) if target.node is not None and target.spec is not None else None
-        if self.switched_off(*target.names, *((common,) if common else ())):
-            raise SwitchedOff(f"the tool {target.names[0]!r} is disabled by the settings ([tools] disabled)")
+        self.refuse_switched_off(*target.names, *((common,) if common else ()))
         return target
+
+    def refuse_switched_off(self, *names: str) -> None:
+        """Raise SwitchedOff if the settings disable a tool with one of these names; the first is shown."""
+        if self.switched_off(*names):
+            raise SwitchedOff(f"the tool {names[0]!r} is disabled by the settings ([tools] disabled)")
 
     def find(self, name: str, own: Tool | None = None) -> Target:
         """Return the tool that a name calls.

@@ -286,8 +286,10 @@ class Gate:
     def check_route(self, principal: Principal, name: str, args: Mapping[str, str], agent_id: str | None) -> None:
         """Apply the policy to an HTTP route as to a call of the gateway's tool that does the same.
 
-        Raises Forbidden where the policy denies the call, or asks about it; InvalidArgs.
+        Raises SwitchedOff if the settings disable that tool, Forbidden where the policy denies the call, or asks about
+        it; InvalidArgs.
         """
+        self._catalog.refuse_switched_off(name)
         tool = self._catalog.own(name)
         if self._policy() is not None and tool is not None:
             call = ToolCall(new_call_id(), name, msgspec.Raw(msgspec.json.encode(args)), agent_id=agent_id)

@@ -1,4 +1,6 @@
-"""Bounds what a remote MCP server sends: responses, and each event of a stream, are read into memory as a whole.
+"""Bounds what a remote MCP server sends, and where it leads the gateway.
+
+Responses, and each event of a stream, are read into memory as a whole.
 
 A message is passed on when it is complete and has been found to have few enough values: decoding millions of them would
 hold up the gateway.
@@ -7,15 +9,17 @@ hold up the gateway.
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from farhand.gateway.access.oauth_clients import is_public_address
 from farhand.protocol.json_limits import check_value_count
 
 if TYPE_CHECKING:
-    from httpx2 import Response
+    from httpx2 import Request, Response
 
 # As for a line of a server that a machine runs.
 MAX_MESSAGE_BYTES: Final = 16 * 1024 * 1024
@@ -25,9 +29,20 @@ _ENDS: Final = (b"\n\n", b"\r\n\r\n", b"\r\r")
 _LONGEST_END: Final = 4
 
 
-def bounded(longest: int = MAX_MESSAGE_BYTES) -> dict[str, list[Any]]:
-    """Return the event hooks of an HTTP client that refuses longer messages, and compressed ones."""
+def bounded(url: str, longest: int = MAX_MESSAGE_BYTES) -> dict[str, list[Any]]:
+    """Return the event hooks of an HTTP client for the server at `url`.
+
+    It refuses longer messages, compressed ones, and addresses of private networks to which a public server leads it,
+    such as that of an authorization server.
+    """
     import httpx2  # noqa: PLC0415 - takes long; few gateways have remote servers
+
+    own = httpx2.URL(url)
+
+    async def stay_public(request: Request) -> None:
+        host = request.url.host
+        if host != own.host and await _is_public(own.host) and not await _is_public(host):
+            raise httpx2.ConnectError(f"the server leads to {host!r}, which is not a public address")
 
     class Bounded(httpx2.AsyncByteStream):
         def __init__(self, stream: httpx2.AsyncByteStream, *, events: bool) -> None:
@@ -66,4 +81,13 @@ def bounded(longest: int = MAX_MESSAGE_BYTES) -> dict[str, list[Any]]:
         events = response.headers.get("content-type", "").lower().startswith("text/event-stream")
         response.stream = Bounded(response.stream, events=events)
 
-    return {"response": [bound]}
+    return {"request": [stay_public], "response": [bound]}
+
+
+async def _is_public(host: str) -> bool:
+    """Return whether all addresses of a host are public; True for one that is not known, which cannot be reached."""
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return True
+    return all(is_public_address(str(entry[4][0])) for entry in found)

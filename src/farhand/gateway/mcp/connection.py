@@ -208,7 +208,7 @@ class McpConnection:
                 headers={**settings.headers, **HEADERS},
                 auth=auth,
                 timeout=timeout,
-                event_hooks=bounded(),
+                event_hooks=bounded(settings.url),
             ) as http,
             streamable_http_client(settings.url, http_client=http) as streams,
         ):

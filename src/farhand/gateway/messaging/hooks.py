@@ -18,6 +18,7 @@ from typing import Final, Literal
 import msgspec
 
 from farhand.gateway.access.credentials import OWNER, Credential
+from farhand.gateway.calls.refusals import ROW_BYTES
 from farhand.gateway.messaging.channel import Tools
 from farhand.gateway.messaging.inbound import InboundMessages, tool_scopes
 from farhand.gateway.messaging.outbox import Messages
@@ -211,7 +212,7 @@ class Hooks:
         """Accept a post; return once it is on disk.
 
         A post that arrives while the gateway is frozen is recorded as refused and is not processed after the thaw.
-        Raises NotFound, Unsigned, InvalidArgs, or Failed if too many posts are waiting.
+        Raises NotFound, Unsigned, InvalidArgs, OverBudget, or Failed if too many posts are waiting.
         """
         settings = self.find(hook_id)
         if settings.secret:
@@ -229,7 +230,9 @@ class Hooks:
         waiting = self._waiting.get(hook_id, ())
         if len(waiting) >= MAX_WAITING or sum(len(one.body) for one in waiting) + len(body) > MAX_WAITING_BYTES:
             raise Failed(f"{len(waiting)} posts to the hook {hook_id!r} wait for its session; post again later")
-        post = HookPost(hook=hook_id, delivery=delivery, body=body, at=self._clock())
+        now = self._clock()
+        self._sessions.budget.take_from(f"hook:{hook_id}", ROW_BYTES + len(body), now, who="this hook")
+        post = HookPost(hook=hook_id, delivery=delivery, body=body, at=now)
         refusal = self._frozen()
 
         def keep(store: Tx) -> HookPost | None:
@@ -315,6 +318,7 @@ class Hooks:
             title=f"hook {post.hook}",
             run_id=run_id,
             commands_too=False,
+            chosen=True,
         )
         if answer is not None:
             self._inbound.keep(run, answer)

@@ -19,17 +19,19 @@ from typing import Final, Literal
 import msgspec
 
 from farhand.gateway.access.credentials import Credential, Scope
+from farhand.gateway.access.daily_budget import OverBudget
 from farhand.gateway.calls.gate import IdempotencyConflict
-from farhand.gateway.messaging.channel import Attachment, Channel, ChannelSettings, Incoming, Tools
+from farhand.gateway.calls.refusals import ROW_BYTES
+from farhand.gateway.messaging.channel import Attachment, Channel, ChannelSettings, Incoming, PostedChannel, Tools
 from farhand.gateway.messaging.outbox import Messages
 from farhand.gateway.repeating import BackgroundTasks
 from farhand.gateway.sessions import commands
 from farhand.gateway.sessions import keys as session_keys
 from farhand.gateway.sessions.keys import MAIN, DmScope, PeerKind
 from farhand.gateway.sessions.runs import Run, RunOptions
-from farhand.gateway.sessions.sessions import Sessions
+from farhand.gateway.sessions.sessions import QueueFull, Sessions
 from farhand.gateway.workspace.workspace import Workspace
-from farhand.protocol.errors import InvalidArgs, NotFound, ToolError
+from farhand.protocol.errors import FarhandError, InvalidArgs, NotAllowed, NotFound, ToolError
 from farhand.protocol.untrusted import one_line
 from farhand.store.ports import Store, StoreError, Tx
 from farhand.store.tables import outbox
@@ -44,12 +46,16 @@ log = logging.getLogger(__name__)
 MAX_PENDING: Final = 20
 # Limits the names of people and groups, in characters.
 LONGEST_NAME: Final = 80
+# The part of the daily bytes of all guests of an account that one guest may use.
+GUEST_SHARE: Final = 16
 TYPING_SECONDS: Final = 4.0
 RESTART_SECONDS: Final = 5.0
 # How often a gateway of a fleet tries to become the one that listens on a channel.
 LEASE_SECONDS: Final = 2.0
 Standing = Literal["named", "guest"]
 _UNSAFE: Final = re.compile(r"[^\w.+-]")
+# What people say of their files becomes a header when the file is downloaded.
+_CONTENT_TYPE: Final = re.compile(r"[a-z]+/[a-z0-9.+-]{1,100}", re.IGNORECASE | re.ASCII)
 _SCOPES: Final[Mapping[Tools, frozenset[str]]] = {
     "none": frozenset(),
     "read": frozenset({Scope.TOOLS_READ.value}),
@@ -167,7 +173,19 @@ class InboundMessages:
     async def _listen(self, name: str, channel: Channel) -> None:
         async def take(incoming: Incoming) -> None:
             self.troubles.pop(name, None)
-            await self.take(channel, incoming)
+            try:
+                await self.take(channel, incoming)
+            except (InvalidArgs, NotAllowed, OverBudget, QueueFull) as error:
+                if isinstance(channel, PostedChannel):
+                    raise  # the service is told, and repeats this message alone
+                # Fetching it again would hold up the messages of everyone else.
+                log.warning("dropped a message on %s from %r: %s", name, incoming.sender[:LONGEST_NAME], error.message)
+            except FarhandError:
+                raise
+            except Exception:
+                if isinstance(channel, PostedChannel):
+                    raise
+                log.exception("dropped a message on %s from %r", name, incoming.sender[:LONGEST_NAME])
 
         while True:
             try:
@@ -192,8 +210,9 @@ class InboundMessages:
         Raises ToolError if the message cannot be stored now: the service has to repeat it.
         """
         settings = channel.settings
+        incoming = _storable(incoming)
         place = Place(settings.kind, settings.account, incoming.peer, incoming.peer_kind)
-        if not incoming.text.strip() and not incoming.attachments:
+        if _is_blank(incoming) and incoming.fetch is None:
             return None
         if self._intercept is not None and await self._intercept(channel, incoming, place):
             return None
@@ -204,7 +223,13 @@ class InboundMessages:
         standing = await self._standing(channel, incoming, place)
         if standing is None:
             return None
+        if incoming.fetch is not None:
+            files = tuple(await incoming.fetch())
+            incoming = _storable(msgspec.structs.replace(incoming, attachments=files, fetch=None))
+            if _is_blank(incoming):
+                return None
         guest = standing == "guest"
+        self._count(channel, incoming, guest=guest)
         agent = self.agent_of(place)
         if guest:
             key = session_keys.guest_key(agent, place.channel, place.account, place.peer, place.peer_kind)
@@ -222,6 +247,15 @@ class InboundMessages:
         if commands.read(text) is None:
             text = await self._envelope(agent, channel, incoming)
         return await self._send(channel, incoming, place, agent, key, text, guest=guest)
+
+    def _count(self, channel: Channel, incoming: Incoming, *, guest: bool) -> None:
+        """Count what a person stores in a day, and all guests of the account together. Raises OverBudget."""
+        size = ROW_BYTES + len(incoming.text) + sum(ROW_BYTES + len(file.data) for file in incoming.attachments)
+        budget, now, settings = self._sessions.budget, self._clock(), channel.settings
+        person = peer_id(settings.kind, settings.account, address(incoming.sender))
+        budget.take_from(person, size, now, who="this person", share=GUEST_SHARE if guest else 1)
+        if guest:
+            budget.take_from(f"guests:{settings.kind}:{settings.account}", size, now, who="all guests")
 
     async def _send(
         self, channel: Channel, incoming: Incoming, place: Place, agent: str, key: str, text: str, *, guest: bool
@@ -242,6 +276,7 @@ class InboundMessages:
                 title=one_line(incoming.sender_name or incoming.sender, LONGEST_NAME),
                 run_id=run_id,
                 idempotency_key=_message_key(place, incoming),
+                chosen=True,
             )
             sent = run.id == run_id
         except IdempotencyConflict:  # the service repeated it with different text
@@ -298,9 +333,8 @@ class InboundMessages:
         name = _UNSAFE.sub("_", attachment.name.rpartition("/")[2]).lstrip(".")[-80:] or "file"
         mark = hashlib.sha256(f"{incoming.peer}\0{incoming.id}\0{attachment.name}".encode()).hexdigest()[:10]
         path = f"media/{day}/{mark}-{name}"
-        await self._workspace.objects.put(
-            self._workspace.key(agent, path), attachment.data, content_type=attachment.content_type
-        )
+        kind = attachment.content_type if _CONTENT_TYPE.fullmatch(attachment.content_type) else None
+        await self._workspace.objects.put(self._workspace.key(agent, path), attachment.data, content_type=kind)
         return path
 
     # -- answering --------------------------------------------------------------------------------------
@@ -467,6 +501,23 @@ class InboundMessages:
         decided = await self.decide(code_or_sender, False, channel)
         await self._database.write(lambda store: pairings.forget_pairing(store, decided))
         return decided
+
+
+def _is_blank(incoming: Incoming) -> bool:
+    return not incoming.text.strip() and not incoming.attachments
+
+
+def _storable(incoming: Incoming) -> Incoming:
+    """Return a message without characters that cannot be encoded: services pass on bytes that are no text."""
+    fields = ("id", "peer", "sender", "sender_name", "text")
+    changed = {name: _encodable(getattr(incoming, name)) for name in fields}
+    answers = None if incoming.answers is None else _encodable(incoming.answers)
+    files = tuple(msgspec.structs.replace(one, name=_encodable(one.name)) for one in incoming.attachments)
+    return msgspec.structs.replace(incoming, **changed, answers=answers, attachments=files)
+
+
+def _encodable(text: str) -> str:
+    return text.encode(errors="replace").decode()
 
 
 def credential_of(channel: Channel, incoming: Incoming) -> Credential:

@@ -17,6 +17,7 @@ from farhand.gateway.schedule.job_runs import SUMMARY_CHARACTERS, ReplyDelivery
 from farhand.gateway.schedule.job_turns import AgentTurns
 from farhand.gateway.schedule.scheduler import SlotOutcome, clock
 from farhand.gateway.schedule.time_parsing import in_words, local, next_slot, read_duration
+from farhand.gateway.sessions import keys as session_keys
 from farhand.protocol.errors import ToolError
 from farhand.store.ports import Tx
 from farhand.store.tables import cron
@@ -97,7 +98,7 @@ class Heartbeats:
             return SlotOutcome(SlotStatus.SKIPPED, "no_heartbeat_file")
         if nothing_in(text):
             return SlotOutcome(SlotStatus.SKIPPED, "empty_heartbeat_file")
-        session = f"agent:{job.agent_id}:heartbeat"
+        session = session_keys.heartbeat_key(job.agent_id)
         message = f"[heartbeat · {in_words(clock(), self._settings.zone)}] {self._settings.prompt}\n\n{text}"
         turn = await self._turns.take(job, slot, session, message, fresh=True)
         if turn.status is not SlotStatus.OK:

@@ -21,7 +21,7 @@ from farhand.protocol.errors import Failed, InvalidArgs, NotAllowed, NotFound
 from farhand.store.journal.events import append_event
 from farhand.store.ports import Store, Tx
 from farhand.store.tables import cron
-from farhand.store.tables.cron import At, CallSpec, Cron, CronJob, Schedule, Slot, SlotStatus, SystemEvent
+from farhand.store.tables.cron import At, Cron, CronJob, Schedule, Slot, SlotStatus, SystemEvent
 
 MAX_LISTED: Final = 500
 MAX_RUNS: Final = 2000
@@ -224,8 +224,8 @@ class CronJobs:
             _check(before, by)
             job = patch_job(before, patch, now, zone)
             resumed = patch.get("enabled") is True and maker_of(before).id == invalid
-            # Where a call goes depends on the pin, too.
-            moved = isinstance(job.spec, CallSpec) and (job.node, job.tag) != (before.node, before.tag)
+            # What the same instructions do depends on the machines that they reach.
+            moved = (job.node, job.tag) != (before.node, before.tag)
             if job.spec != before.spec or job.agent_id != before.agent_id or resumed or moved:
                 job = _made_by(job, by, origins, by_agent)
             cron.save_job(store, job)

@@ -30,7 +30,7 @@ from farhand.gateway.access.credentials import Credential, Scope
 from farhand.gateway.access.daily_budget import DailyBudget, message_budget
 from farhand.gateway.access.principal import Principal
 from farhand.gateway.calls.admission import Denied
-from farhand.gateway.calls.catalog import Catalog, SwitchedOff
+from farhand.gateway.calls.catalog import Catalog
 from farhand.gateway.calls.gate import Gate
 from farhand.gateway.calls.open_call import NO_ERROR_GIVEN, new_call_id, result_of
 from farhand.gateway.calls.policy import Forbidden
@@ -325,8 +325,7 @@ class Direct:
         name = words.name.strip().lower()
         if not name:
             raise InvalidArgs("biz_params.tool.name cannot be empty")
-        if self._catalog.switched_off(name):
-            raise SwitchedOff(f"the tool {name!r} is disabled by the settings ([tools] disabled)")
+        self._catalog.refuse_switched_off(name)
         tool = self._tools.get(name)
         if tool is None:
             raise NotFound(f"tool {name!r} not found; there are {', '.join(self._tools)}")

@@ -9,6 +9,7 @@
     agent:main:telegram:default:guest:123  a person whom the owner has not named, whatever dm_scope says
     agent:main:telegram:default:guest-group:456  what such people say in a group, channel or thread
     agent:main:cron:<job>                  a scheduled task
+    agent:main:heartbeat                   the heartbeats
     agent:main:process:<names>.<digest>    a chat of `/agent/process`
     anything-else                          a session of the agent `main`, named by its user
 
@@ -28,8 +29,12 @@ DmScope = Literal["main", "per-peer", "per-channel-peer", "per-account-channel-p
 PeerKind = Literal["dm", "group", "channel", "thread"]
 
 MAIN: Final = "main"
+HEARTBEAT: Final = "heartbeat"
+GUEST: Final = "guest"
 MAX_KEY: Final = 256
 MAX_NAME: Final = 40
+# The longest id of a guest that is part of a key as it is; a mail address can be too long for a key.
+MAX_GUEST: Final = 64
 _SHORTEST_PHONE = 10
 _AGENT = re.compile(r"[^a-z0-9_-]")
 _TOKEN = re.compile(r"[^a-z0-9+\-_@.]")
@@ -56,6 +61,10 @@ def cron_key(agent: str, job_id: str) -> str:
 def child_key(agent: str, call_id: str) -> str:
     """Return the key of a sub-agent, named after the call that spawned it."""
     return f"agent:{agent}:sub:{call_id}"
+
+
+def heartbeat_key(agent: str) -> str:
+    return f"agent:{agent}:{HEARTBEAT}"
 
 
 def once_key(agent: str, run_id: str) -> str:
@@ -102,9 +111,9 @@ def guest_key(agent: str, channel: str, account: str, peer: str, kind: str = "dm
     one whose id differs in spelling alone.
     """
     who = token(peer)
-    if who != peer:
-        who = f"{who[:64]}.{hashlib.sha256(peer.encode(errors='replace')).hexdigest()[:16]}"
-    mark = "guest" if kind == "dm" else f"guest-{token(kind)}"
+    if who != peer or len(who) > MAX_GUEST:
+        who = f"{who[:MAX_GUEST]}.{hashlib.sha256(peer.encode(errors='replace')).hexdigest()[:16]}"
+    mark = GUEST if kind == "dm" else f"{GUEST}-{token(kind)}"
     return f"agent:{agent_id(agent)}:{token(channel)}:{agent_id(account, 'default')}:{mark}:{who}"
 
 
@@ -130,7 +139,8 @@ def canonical(key: str, scope: DmScope = "main") -> str:
     agent = agent_id(name)
     if not any(rest) or rest == [MAIN]:
         return main_key(agent)
-    if "dm" in rest[:3] and rest[-1] != "dm":
+    guest = len(rest) == 4 and rest[2].startswith(GUEST)  # also on an account named `dm`
+    if "dm" in rest[:3] and rest[-1] != "dm" and not guest:
         place = rest.index("dm")
         channel = rest[0] if place > 0 else "unknown"
         account = rest[1] if place > 1 else "default"
@@ -143,8 +153,9 @@ def is_main(key: str) -> bool:
 
 
 def is_reserved(key: str) -> bool:
-    """Return whether a canonical key is reserved: main, a channel, a job, a hook, a sub-agent, a chat."""
-    return key.startswith("agent:") and (is_main(key) or len(key.split(":")) > 3)
+    """Return whether a canonical key is reserved: main, heartbeat, a channel, a job, a hook, a sub-agent, a chat."""
+    parts = key.split(":")
+    return parts[0] == "agent" and (is_main(key) or len(parts) > 3 or parts[2:] == [HEARTBEAT])
 
 
 def short(key: str) -> str:

@@ -52,6 +52,10 @@ KEPT_RUNS = 64
 MAX_TITLE = 1000
 
 
+class QueueFull(Failed):
+    """Too many messages wait in a session."""
+
+
 class RunsElsewhere(Protocol):
     """The runs of the other gateways that share the store. A session is worked on by one gateway at a time."""
 
@@ -143,6 +147,7 @@ class Sessions:
         idempotency_key: str | None = None,
         commands_too: bool = True,
         own_key: bool = False,
+        chosen: bool = False,
         enter: Callable[[Tx, SessionRecord, int], object] | None = None,
     ) -> Run:
         """Send a message to a session. Returns once it is on disk; await the run's `reply()` for the outcome.
@@ -150,11 +155,12 @@ class Sessions:
         `origin` is where it came from (`http`, `cron:<job>`, `telegram` …). The agent acts on behalf of `credential`,
         with its rights and no others. `channel` is where answers of this session go from now on; `history` is the
         beginning of a new session. A text that is a command (`/new`, `/stop` …) is carried out at once. `own_key`: the
-        gateway made the key, not the caller. `enter` is called with the session and the time in the transaction that
+        gateway made the key, not the caller. `chosen`: the settings of a channel or hook chose the session, so it need
+        not be the credential's own. `enter` is called with the session and the time in the transaction that
         stores the message; it begins a new conversation if what was said there without a run is not for `credential`.
 
-        Raises InvalidArgs for an invalid key or message; NotAllowed for a token without the scope `read` in a session
-        that is not its own, or that would start one with a reserved key; Failed if too many messages wait;
+        Raises InvalidArgs for an invalid key or message; NotAllowed for a credential without the scope `read` in a
+        session that is not its own, or that would start one with a reserved key; QueueFull if too many messages wait;
         IdempotencyConflict; StoreError.
         """
         key = self.canonical(key)
@@ -172,7 +178,8 @@ class Sessions:
             await self.check_owner(key, credential)  # refused before it is stored; checked again when it runs
         queue = self._queues.get(key)
         if queue is not None and len(queue.waiting) >= MAX_QUEUED:
-            raise Failed(f"{len(queue.waiting)} messages wait in session {session_keys.short(key)!r}; try again later")
+            waiting = len(queue.waiting)
+            raise QueueFull(f"{waiting} messages wait in session {session_keys.short(key)!r}; try again later")
         now = self._clock()
         said_before = sum(len(earlier.text) for earlier in history)
         self.budget.take(credential, ROW_BYTES + len(body) + said_before, now)
@@ -199,7 +206,7 @@ class Sessions:
         )
 
         # The model answers from the whole conversation, so talking in a session amounts to reading it.
-        own_only = credential.is_token and not credential.may(Scope.READ)
+        own_only = not chosen and not credential.may(Scope.READ)
         # Likewise, the first message in a session that others will use stays in its conversation.
         if own_only and session_keys.is_main(key):
             raise NotAllowed(

@@ -19,7 +19,7 @@ from farhand.gateway.sessions.runs import Run, RunOptions, RunOutcome
 from farhand.gateway.sessions.sessions import Sessions
 from farhand.llm.messages import Image, Text
 from farhand.machine.time_zone import utc_text
-from farhand.protocol.errors import Cancelled, Failed, InvalidArgs, NotFound, Timeout
+from farhand.protocol.errors import Cancelled, Failed, InvalidArgs, NotAllowed, NotFound, Timeout
 from farhand.store.tables.sessions import Entry, RunState, SessionRecord
 from farhand.tools.preview import Preview
 from farhand.tools.tool import CallContext, Tool, tool
@@ -87,7 +87,7 @@ class SessionTools:
     async def sessions_list(self, context: CallContext, limit: int = 20, offset: int = 0) -> str:
         """List sessions, oldest first."""
         limit, offset = _page(limit, offset, MAX_LISTED)
-        found, _ = await self._sessions.listed(limit, offset, oldest_first=True, own_to=readable_owner(context))
+        found, _ = await self._sessions.listed(limit, offset, oldest_first=True, **self._visible(context))
         return "\n".join(
             f"{session_keys.short(record.key)}\t{record.title}\tmessages={record.messages}"
             f"\tcreated={_time(record.created_at)}\tupdated={_time(record.updated_at)}"
@@ -99,7 +99,7 @@ class SessionTools:
     ) -> str:
         """Read the newest messages of a session; offset skips that many of the newest."""
         limit, offset = _page(limit, offset, MAX_HISTORY)
-        await self._sessions.check_visible(session_id, principal_of(context))
+        await self._check_visible(context, session_id)
         entries = await self._sessions.history(session_id, limit, offset=offset)
         return "\n".join(entry_text(entry) for entry in entries)
 
@@ -164,7 +164,7 @@ class SessionTools:
         """Show this session: id, messages, tokens, cost."""
         key = session_id or context.session_key or session_keys.MAIN
         if not self._works_in(context, key):
-            await self._sessions.check_visible(key, principal_of(context))
+            await self._check_visible(context, key)
         record = await self._sessions.find(key)
         return "\n".join(
             [
@@ -177,6 +177,17 @@ class SessionTools:
                 f"updated_at={_time(record.updated_at)}",
             ]
         )
+
+    def _visible(self, context: CallContext) -> dict[str, str | None]:
+        """Return the filters for the sessions that a caller may see."""
+        owner = readable_owner(context)
+        return {"own_to": owner, "key": self._session_of(context) or "" if _is_shared(owner) else None}
+
+    async def _check_visible(self, context: CallContext, key: str) -> None:
+        """Raise NotAllowed for a session that a caller may not see."""
+        await self._sessions.check_visible(key, principal_of(context))
+        if _is_shared(readable_owner(context)) and not self._works_in(context, key):
+            raise NotAllowed(f"session {key[:100]!r} is that of another person; reading it needs the scope 'read'")
 
     def _works_in(self, context: CallContext, key: str) -> bool:
         """Return whether a call is by the session's own run. Other callers only claim to belong to a session."""
@@ -200,7 +211,7 @@ class SessionTools:
         """List sessions, those used last first."""
         limit, offset = min(max(int(limit), 1), 100), max(int(offset), 0)
         messages = min(max(int(messageLimit), 0), 20)
-        found, count = await self._sessions.listed(limit, offset, own_to=readable_owner(context))
+        found, count = await self._sessions.listed(limit, offset, **self._visible(context))
         shown, left = [], MOST_LISTED_BYTES
         for record in found:
             view, size = await self._shown(record, messages if left > 0 else 0, left)
@@ -298,6 +309,11 @@ class SessionTools:
             # Commands are for people: a model must not freeze every machine, nor end its owner's conversation.
             commands_too=principal.on_behalf_of is None,
         )
+
+
+def _is_shared(owner: str | None) -> bool:
+    """Return whether a credential stands for everyone on a channel; a person's own session is where they talk."""
+    return owner is not None and owner.startswith("channel:")
 
 
 def entry_text(entry: Entry) -> str:

@@ -288,9 +288,12 @@ def not_waited_for(tx: Tx, node_id: str, call_ids: Sequence[str]) -> dict[str, s
 
 
 def made_by(tx: Tx, beginning: str) -> dict[str, CallRecord]:
-    """Return the newest call for each idempotency key with this prefix, of any age."""
+    """Return the newest call of an agent for each idempotency key with this prefix, of any age.
+
+    Other callers choose their keys themselves, and could pass off their calls as those of a run.
+    """
     rows = tx.execute(
-        f"{_SELECT} WHERE idempotency_key >= ? AND idempotency_key < ? ORDER BY seq",
+        f"{_SELECT} WHERE idempotency_key >= ? AND idempotency_key < ? AND credential LIKE 'agent:%' ORDER BY seq",
         (beginning, beginning + "\U0010ffff"),
     )
     return {record.idempotency_key or "": record for record in map(_record, rows)}

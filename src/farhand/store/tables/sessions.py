@@ -162,10 +162,11 @@ def list_sessions(
     kinds: tuple[str, ...] = LISTED,
     parent_key: str | None = None,
     own_to: str | None = None,
+    key: str | None = None,
 ) -> tuple[list[SessionRecord], int]:
     """Return a page of sessions, by last activity or by age, and the total number.
 
-    `own_to`: only sessions whose runs all act on behalf of this credential.
+    `own_to`: only sessions whose runs all act on behalf of this credential. `key`: only this one.
     """
     where = f"kind IN ({', '.join('?' * len(kinds))})"
     values: list[Any] = [*kinds]
@@ -175,6 +176,9 @@ def list_sessions(
     if own_to is not None:
         where += f" AND {OWN}"
         values += [own_to, own_to]
+    if key is not None:
+        where += " AND key = ?"
+        values.append(key)
     order = "created_at, key" if oldest_first else "updated_at DESC, key"
     found = _SESSIONS.all(tx, f"WHERE {where} ORDER BY {order} LIMIT ? OFFSET ?", *values, limit, offset)
     ((count,),) = tx.execute(f"SELECT count(*) FROM sessions WHERE {where}", values).fetchall()  # noqa: S608

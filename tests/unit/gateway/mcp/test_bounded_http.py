@@ -1,4 +1,4 @@
-"""A remote MCP server cannot fill the gateway's memory."""
+"""A remote MCP server cannot fill the gateway's memory, nor lead it into private networks."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ async def fetched(head: bytes, body: list[bytes]) -> bytes:
 
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        async with httpx2.AsyncClient(headers=HEADERS, event_hooks=bounded(LONGEST), trust_env=False) as client:
-            return (await client.get(f"http://127.0.0.1:{port}/")).content
+        url = f"http://127.0.0.1:{port}/"
+        async with httpx2.AsyncClient(headers=HEADERS, event_hooks=bounded(url, LONGEST), trust_env=False) as client:
+            return (await client.get(url)).content
 
 
 @pytest.mark.parametrize(
@@ -52,3 +53,42 @@ def test_a_message_of_very_many_values_is_refused(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(httpx2.HTTPError):
         asyncio.run(fetched(kind, [form % (b"[" + b"1," * 120_000 + b"1]")]))
     assert asyncio.run(fetched(kind, [form % (b'["' + b"1," * 120_000 + b'"]')]))
+
+
+async def led(server: str, to: str) -> None:
+    (check,) = bounded(server)["request"]
+    await check(httpx2.Request("GET", to))
+
+
+@pytest.mark.parametrize(
+    "to",
+    [
+        "http://127.0.0.1:3210/",
+        "http://localhost/",
+        "http://169.254.169.254/latest/meta-data",
+        "http://10.0.0.1/",
+        "http://[::1]/",
+        "http://[::ffff:127.0.0.1]/",
+        "http://[fd00::1]/",
+        "http://2130706433/",
+        "http://0.0.0.0/",
+        "http://[64:ff9b::7f00:1]/",
+    ],
+)
+def test_a_public_server_leads_to_no_private_address(to: str) -> None:
+    """Where to log in, a server says itself."""
+    with pytest.raises(httpx2.ConnectError):
+        asyncio.run(led("https://8.8.8.8/mcp", to))
+
+
+@pytest.mark.parametrize(
+    ("server", "to"),
+    [
+        ("https://8.8.8.8/mcp", "https://8.8.8.8/.well-known/oauth-protected-resource"),
+        ("https://8.8.8.8/mcp", "https://1.1.1.1/token"),
+        ("http://127.0.0.1:9000/mcp", "http://localhost:9001/token"),
+        ("http://10.0.0.5/mcp", "http://10.0.0.6/token"),
+    ],
+)
+def test_other_addresses_are_reached(server: str, to: str) -> None:
+    asyncio.run(led(server, to))

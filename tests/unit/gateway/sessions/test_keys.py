@@ -6,7 +6,20 @@ import pytest
 
 from farhand.gateway.sessions import commands
 from farhand.gateway.sessions.commands import Command
-from farhand.gateway.sessions.keys import DmScope, agent_id, agent_of, canonical, cron_key, peer_key, short, token
+from farhand.gateway.sessions.keys import (
+    MAX_KEY,
+    DmScope,
+    agent_id,
+    agent_of,
+    canonical,
+    cron_key,
+    guest_key,
+    heartbeat_key,
+    is_reserved,
+    peer_key,
+    short,
+    token,
+)
 from farhand.protocol.errors import InvalidArgs
 
 
@@ -50,6 +63,22 @@ def test_people_have_sessions_by_scope(scope: DmScope, key: str) -> None:
     assert peer_key("main", "WhatsApp", "dm", "+31612345678", account="Work", scope=scope) == key
     assert canonical(key, scope) == key
     assert peer_key("main", "WhatsApp", "group", "A b", scope=scope) == "agent:main:whatsapp:group:a_b"
+
+
+@pytest.mark.parametrize("scope", ["main", "per-peer", "per-channel-peer", "per-account-channel-peer"])
+@pytest.mark.parametrize("account", ["default", "dm", "guest", "main"])
+@pytest.mark.parametrize("kind", ["dm", "group"])
+def test_the_session_of_a_guest_is_nobody_else_s(scope: DmScope, account: str, kind: str) -> None:
+    """On an account named `dm` it was taken for that of a person whom the owner named: the main session."""
+    for peer in ("mallory", "main", "dm", "a" * 300, "b" * 250 + "@example.org"):
+        key = guest_key("main", "webhook", account, peer, kind)
+        assert canonical(key, scope) == key and len(key) <= MAX_KEY
+        assert ":guest" in key
+
+
+def test_names_of_the_gateway_are_reserved() -> None:
+    assert is_reserved(heartbeat_key("main")) and is_reserved("agent:main:main") and is_reserved("agent:main:cron:x")
+    assert not is_reserved("review") and not is_reserved("agent:main:review") and not is_reserved("agents:x:y:z")
 
 
 def test_a_person_with_several_addresses_is_one() -> None:

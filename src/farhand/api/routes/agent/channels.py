@@ -205,7 +205,10 @@ class ChannelRoutes:
         acts=True,
     )
     async def retry(self, request: Request) -> dict[str, Any]:
-        return _message_view(await self._messages.retry(request.params["message_id"]))
+        record = await self._messages.retry(request.params["message_id"])
+        if request.credential.may(Scope.READ):
+            return _message_view(record)
+        return {"id": record.id, "state": record.state}  # a message of another caller, perhaps
 
 
 def _message_view(record: OutboxRecord) -> dict[str, Any]:
