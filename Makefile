@@ -19,10 +19,10 @@ run: $(VENV)/.run-ready $(VENV)/.console-ready   ## install into an isolated env
 	$(BIN)/farhand up $(ARGS)
 
 test: $(VENV)/.dev-ready $(VENV)/.console-ready  ## run all tests (fault tests in their short form)
-	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 test-fast: $(VENV)/.dev-ready  ## run the unit and contract tests
-	$(BIN)/python -m pytest -n $(WORKERS) tests/unit tests/contract $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/unit tests/contract $(ARGS)
 
 check: format lint types layers test   ## run everything that CI runs: format, lint, types, import layers, tests
 
@@ -43,8 +43,8 @@ coverage: $(VENV)/.dev-ready ## report which lines of src the unit and contract 
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 
-siege: $(VENV)/.dev-ready ## run the long form of the fault tests and print their counts
-	FARHAND_SIEGE=long $(BIN)/python -m pytest -m siege --timeout=3600 -rP $(ARGS)
+siege: $(VENV)/.dev-ready ## run the long form of the fault and property tests and print their counts
+	FARHAND_SIEGE=long $(BIN)/python -m pytest -m "siege or hypothesis" --timeout=3600 -rP $(ARGS)
 
 bench: $(VENV)/.bench-ready bench-peers   ## measure everything beside its peers, into benchmarks/results (an hour)
 	$(BIN)/python -m benchmarks.everything $(ARGS)

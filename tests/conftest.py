@@ -14,7 +14,9 @@ from hypothesis import settings
 from tests.support.fleet_servers import nats, postgres  # noqa: F401
 from tests.support.harness import GatewayProcess, free_port, wait_until
 
-settings.register_profile("farhand", deadline=None)  # a busy machine is no reason to fail
+# Property tests: fewer examples than by default in `make test`, many in `make siege`.
+EXAMPLES = 1000 if os.environ.get("FARHAND_SIEGE") == "long" else 50
+settings.register_profile("farhand", deadline=None, max_examples=EXAMPLES)  # a busy machine is no reason to fail
 settings.load_profile("farhand")
 # Shells start background commands with SIGINT ignored; the processes of the tests would inherit that and miss Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -22,7 +24,20 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # The tests start thousands of gateways and nodes. Without byte code each of them compiles the whole package first,
 # which takes longer than the rest of its start.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# A command whose environment differs from this one in such a variable is not forked (tests/support/fork_server.py).
+os.environ.pop("PYTHONUNBUFFERED", None)
 os.environ.setdefault("FARHAND_TEST_FORK", "1")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Two for each CPU: a test waits for its processes as long as it computes."""
+    return 2 * len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2 * (os.cpu_count() or 1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Start with the longest tests, so that no worker is left with one of them at the end."""
+    items.sort(key=lambda item: item.get_closest_marker("siege") is None)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from tests.support.harness import GatewayProcess
 LONG = os.environ.get("FARHAND_SIEGE") == "long"
 pytestmark = [pytest.mark.siege, pytest.mark.timeout(600)]
 MIB = 1024 * 1024
-SIZE = 1024 * MIB if LONG else 64 * MIB
+SIZE = 1024 * MIB if LONG else 32 * MIB
 ROW = 4096
 FILL = """
     WITH RECURSIVE numbers (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < ?)

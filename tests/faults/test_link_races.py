@@ -27,9 +27,9 @@ from tests.support.harness import GatewayProcess, wait_until
 pytestmark = pytest.mark.siege
 
 LONG = os.environ.get("FARHAND_SIEGE") == "long"
-TRIES = 1_000_000 if LONG else 100_000
-WRITES = 100_000 if LONG else 5_000
-REQUESTS = 100_000 if LONG else 2_000
+TRIES = 1_000_000 if LONG else 20_000
+WRITES = 100_000 if LONG else 2_000
+REQUESTS = 100_000 if LONG else 800
 
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
 

@@ -25,7 +25,7 @@ from farhand.protocol.errors import ToolError
 
 pytestmark = pytest.mark.siege
 
-CASES = 100_000 if os.environ.get("FARHAND_SIEGE") == "long" else 500
+CASES = 100_000 if os.environ.get("FARHAND_SIEGE") == "long" else 200
 PARTS = (
     "",
     ".",

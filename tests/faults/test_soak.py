@@ -14,7 +14,7 @@ from tests.support.harness import GatewayProcess, PlainNode, wait_until
 
 LONG = os.environ.get("FARHAND_SIEGE") == "long"
 pytestmark = [pytest.mark.siege, pytest.mark.timeout(900)]
-CYCLES = 3000 if LONG else 150
+CYCLES = 3000 if LONG else 60
 NODES = 10
 MOST_GROWTH = 64 * 1024  # KiB, once everything is warm
 

@@ -1,4 +1,4 @@
-"""Starts `python -m farhand …` by forking a process that has imported it already.
+"""Starts `python -m farhand …` and `python script.py …` by forking a process that has imported Farhand already.
 
 Importing takes most of the time of a short command and of a gateway's start, and the suite starts thousands of them.
 The result is the same: a process of its own with its own arguments, environment, folder and standard files. A command
@@ -6,7 +6,7 @@ is started in the ordinary way if it is another one, if its environment has sett
 reads before any module (`PYTHON…`, `LD_…`), or if `FARHAND_TEST_FORK` is not 1; conftest.py sets it, and a test that
 looks at the environment or the arguments of a process in /proc gives the process another value.
 
-`start_process` is the interface; `python -m tests.support.fork_server FD` is the server.
+`start_process` and `run_process` are the interface; `python -m tests.support.fork_server FD` is the server.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import array
 import atexit
 import contextlib
+import fcntl
 import gc
 import importlib
 import json
@@ -26,6 +27,7 @@ import signal
 import socket
 import subprocess
 import sys
+import termios
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -35,7 +37,19 @@ from typing import IO, Any
 FARHAND = [sys.executable, "-m", "farhand"]
 READ_BEFORE_MODULES = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "COVERAGE_")
 MESSAGE_BYTES = 1 << 20
-LIBRARIES = ("apsw", "blake3", "click", "httptools", "picows", "rich.table", "uvicorn", "uvloop", "zoneinfo")
+LIBRARIES = (
+    "apsw",
+    "blake3",
+    "click",
+    "httptools",
+    "nacl.public",
+    "nacl.signing",
+    "picows",
+    "rich.table",
+    "uvicorn",
+    "uvloop",
+    "zoneinfo",
+)
 
 
 def start_process(
@@ -47,17 +61,56 @@ def start_process(
     stderr: int | IO[Any] | None = None,
     text: bool = False,
     start_new_session: bool = False,
+    own_terminal: bool = False,
+    cwd: str | os.PathLike[str] | None = None,
 ) -> subprocess.Popen[Any] | ForkedProcess:
-    """Start a command; the options are those of `subprocess.Popen`."""
+    """Start a command; the options are those of `subprocess.Popen`.
+
+    `own_terminal`: standard input is the controlling terminal of its new session, so that Ctrl-C there is a signal.
+    """
     env = dict(env)
+    command = [str(word) for word in command]
     wanted = env.pop("FARHAND_TEST_FORK", os.environ.get("FARHAND_TEST_FORK"))
-    forks = list(command[:3]) == FARHAND and wanted == "1"
+    forks = wanted == "1" and (command[:3] == FARHAND or (command[0] == sys.executable and command[1].endswith(".py")))
     if not forks or _early(env) != _early(os.environ):
         return subprocess.Popen(
             command,
-            env=env, stdin=stdin, stdout=stdout, stderr=stderr, text=text, start_new_session=start_new_session,
+            env=env, stdin=stdin, stdout=stdout, stderr=stderr, text=text, cwd=cwd,
+            start_new_session=start_new_session or own_terminal,
+            preexec_fn=_take_terminal if own_terminal else None,  # noqa: PLW1509
         )  # fmt: skip
-    return _server().start(command[3:], env, (stdin, stdout, stderr), text=text, new_session=start_new_session)
+    session = "terminal" if own_terminal else "new" if start_new_session else ""
+    return _server().start(command, env, (stdin, stdout, stderr), text=text, session=session, cwd=cwd)
+
+
+def _take_terminal() -> None:
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+def run_process(
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    input: str | bytes | None = None,
+    text: bool = True,
+    timeout: float = 60,
+    cwd: str | os.PathLike[str] | None = None,
+    check: bool = False,
+) -> subprocess.CompletedProcess[Any]:
+    """Run a command to its end, as `subprocess.run` does, with all output captured. Without input there is none."""
+    pipe = subprocess.PIPE
+    stdin = subprocess.DEVNULL if input is None else pipe
+    process = start_process(command, env, stdin=stdin, stdout=pipe, stderr=pipe, text=text, cwd=cwd)
+    try:
+        out, err = process.communicate(input, timeout)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        raise
+    done = subprocess.CompletedProcess(list(command), process.wait(), out, err)
+    if check:
+        done.check_returncode()
+    return done
 
 
 def _early(env: Mapping[str, str]) -> dict[str, str]:
@@ -70,7 +123,7 @@ class ForkedProcess:
 
     def __init__(self, server: _Server, pid: int, arguments: Sequence[str], pipes: Sequence[IO[Any] | None]) -> None:
         self.pid = pid
-        self.args = [*FARHAND, *arguments]
+        self.args = list(arguments)
         self.stdin, self.stdout, self.stderr = pipes
         self.returncode: int | None = None
         self._server = server
@@ -170,7 +223,8 @@ class _Server:
         files: Sequence[int | IO[Any] | None],
         *,
         text: bool,
-        new_session: bool,
+        session: str,
+        cwd: str | os.PathLike[str] | None,
     ) -> ForkedProcess:
         passed: list[int] = []
         pipes: list[IO[Any] | None] = [None, None, None]
@@ -195,10 +249,11 @@ class _Server:
         with self._lock:
             self._number += 1
             number = self._number
-            wanted = {"number": number, "arguments": list(arguments), "env": dict(env), "cwd": os.getcwd()}
+            folder = os.path.abspath(cwd or ".")
+            wanted = {"number": number, "arguments": list(arguments), "env": dict(env), "cwd": folder}
             mask = os.umask(0)
             os.umask(mask)
-            wanted |= {"session": new_session, "files": resource.getrlimit(resource.RLIMIT_NOFILE), "umask": mask}
+            wanted |= {"session": session, "files": resource.getrlimit(resource.RLIMIT_NOFILE), "umask": mask}
             message = json.dumps(wanted).encode()
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", passed))]
             self._socket.sendmsg([message], rights)
@@ -306,6 +361,8 @@ def _become(wanted: dict[str, Any], files: list[int]) -> list[str]:
         os.dup2(copy, number)
     for descriptor in {*copies, *files} - {0, 1, 2}:
         os.close(descriptor)
+    if wanted["session"] == "terminal":
+        _take_terminal()
     resource.setrlimit(resource.RLIMIT_NOFILE, tuple(wanted["files"]))
     os.umask(wanted["umask"])
     os.chdir(wanted["cwd"])
@@ -318,6 +375,33 @@ def _become(wanted: dict[str, Any], files: list[int]) -> list[str]:
     sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
     return list(wanted["arguments"])
+
+
+def _run(command: list[str]) -> None:
+    if command[:3] == FARHAND:
+        import farhand
+
+        sys.argv = [str(Path(farhand.__file__).with_name("__main__.py")), *command[3:]]
+        sys.path[0] = os.getcwd()
+        runpy.run_module("farhand", run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = command[1:]
+        sys.path[0] = os.path.dirname(os.path.abspath(command[1]))
+        runpy.run_path(command[1], run_name="__main__")
+
+
+def _leave(end: SystemExit) -> None:
+    """End as the interpreter does, but without freeing each object: that takes longer than most commands."""
+    if end.code is not None and not isinstance(end.code, int):
+        raise end
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        raise end from None  # the interpreter reports it
+    os._exit((end.code or 0) & 0xFF)
 
 
 def import_farhand() -> None:
@@ -340,10 +424,9 @@ if __name__ == "__main__":
     channel = socket.socket(fileno=int(sys.argv[1]))
     channel.setblocking(True)
     import_farhand()
-    given = serve(channel)
-    import farhand
-
-    sys.argv = [str(Path(farhand.__file__).with_name("__main__.py")), *given]
-    sys.orig_argv = [*FARHAND, *given]
-    sys.path[0] = os.getcwd()
-    runpy.run_module("farhand", run_name="__main__", alter_sys=True)
+    sys.orig_argv = serve(channel)
+    try:
+        _run(sys.orig_argv)
+    except SystemExit as end:
+        _leave(end)
+    _leave(SystemExit())

@@ -234,7 +234,7 @@ class PluginProcess:
             self.script.write_text(source)
         self._env = {**os.environ, **env}
         self._log = folder / f"{self.script.stem}.log"
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | ForkedProcess | None = None
 
     def __enter__(self) -> PluginProcess:
         self.start()
@@ -245,7 +245,7 @@ class PluginProcess:
 
     def start(self) -> None:
         with self._log.open("ab") as log:
-            self.process = subprocess.Popen([sys.executable, str(self.script)], env=self._env, stderr=log, stdout=log)
+            self.process = start_process([sys.executable, str(self.script)], self._env, stderr=log, stdout=log)
 
     def stop(self, number: int = signal.SIGTERM) -> None:
         assert self.process is not None

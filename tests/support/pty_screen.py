@@ -9,12 +9,13 @@ import pty
 import select
 import signal
 import struct
-import subprocess
 import termios
 import time
 from collections.abc import Mapping, Sequence
 
 import pyte
+
+from tests.support.fork_server import start_process
 
 PATIENCE = 60.0
 
@@ -38,16 +39,13 @@ class Terminal:
         self._screen.master = self._master
         self._stream = pyte.ByteStream(self._screen)
         self.raw = b""
-        # A controlling terminal, so that Ctrl-C is a signal.
-        self.process = subprocess.Popen(
+        self.process = start_process(
             command,
-            env={key: value for key, value in env.items() if key not in ("COLUMNS", "LINES")}
-            | {"TERM": "xterm-256color"},
+            {key: value for key, value in env.items() if key not in ("COLUMNS", "LINES")} | {"TERM": "xterm-256color"},
             stdin=slave,
             stdout=slave,
             stderr=slave,
-            start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509
+            own_terminal=True,
         )
         os.close(slave)
 

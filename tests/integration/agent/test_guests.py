@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import pytest
 
 from farhand.gateway.sessions.keys import canonical, guest_key
 from tests.integration.messaging.test_messages import Talk, last_said, say
+from tests.support.fork_server import FARHAND, run_process
 from tests.support.harness import wait_until
 from tests.support.model_server import Reply, Request, calls, text
 
@@ -170,13 +169,7 @@ def test_every_person_admitted_by_an_allow_list_of_all_is_a_guest(tmp_path: Path
 )
 def test_the_doctor_looks_at_open_channels(tmp_path: Path, channel: str, status: str, words: str) -> None:
     (tmp_path / "farhand.toml").write_text(f'[channels.crm]\nkind = "webhook"\nsecret = "x"\n{channel}\n')
-    done = subprocess.run(
-        [sys.executable, "-m", "farhand", "doctor", "--json"],
-        env={**os.environ, "FARHAND_HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_process([*FARHAND, "doctor", "--json"], env={**os.environ, "FARHAND_HOME": str(tmp_path)})
     (check,) = [one for one in json.loads(done.stdout)["checks"] if one["name"] == "channels"]
     assert check["status"] == status and words in check["message"], check
 

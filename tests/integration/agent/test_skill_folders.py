@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.integration.agent.test_agent import House, open_house
+from tests.support.fork_server import FARHAND, run_process
 from tests.support.harness import GatewayProcess
 from tests.support.model_server import text
 
@@ -48,12 +47,9 @@ def make_skill(folder: Path, name: str) -> Path:
 
 
 def farhand(gateway: GatewayProcess, *words: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "farhand", *words, "--url", gateway.url],
+    done = run_process(
+        [*FARHAND, *words, "--url", gateway.url],
         env={"FARHAND_TOKEN": gateway.token, "PATH": "/usr/bin:/bin", "HOME": str(gateway.home)},
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert done.returncode == 0, done.stderr
 

@@ -7,13 +7,13 @@ import contextlib
 import os
 import pty
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
 
 from tests.integration.nodes.test_attacks_nodes import joined
+from tests.support.fork_server import FARHAND, start_process
 from tests.support.harness import PATIENCE, GatewayProcess
 from tests.unit.sdk.wire import asynchronous
 
@@ -32,9 +32,8 @@ def on_terminal(gateway: GatewayProcess, *arguments: str) -> str:
     """Return what a command shows on a terminal without colours."""
     ours, theirs = pty.openpty()
     environment = {**os.environ, "FARHAND_HOME": str(gateway.home), "NO_COLOR": "1"}
-    command = [sys.executable, "-m", "farhand", *arguments]
     streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": theirs, "stderr": theirs}
-    with subprocess.Popen(command, env=environment, **streams) as process:
+    with start_process([*FARHAND, *arguments], environment, **streams) as process:
         os.close(theirs)
         shown = b""
         with contextlib.suppress(OSError):  # the other end is closed

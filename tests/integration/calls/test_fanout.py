@@ -7,13 +7,13 @@ import http.client
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.fork_server import FARHAND, run_process
 from tests.support.harness import GatewayProcess, NodeProcess, Plugin, wait_until
 
 WEB = ("web1", "web2", "web3", "web4")
@@ -45,14 +45,7 @@ class Farm:
 
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         env = {key: value for key, value in os.environ.items() if not key.startswith(("SA_", "FARHAND_"))}
-        return subprocess.run(
-            [sys.executable, "-m", "farhand", *arguments],
-            env={**env, "FARHAND_HOME": str(self.gateway.home)},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        return run_process([*FARHAND, *arguments], env={**env, "FARHAND_HOME": str(self.gateway.home)})
 
 
 @pytest.fixture(scope="module")

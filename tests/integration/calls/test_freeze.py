@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 
 from tests.integration.agent.test_agent import House, open_house
 from tests.integration.http.test_connections import Line
+from tests.support.fork_server import FARHAND, run_process
 from tests.support.harness import (
     SHARED_TOKEN,
     GatewayProcess,
@@ -303,11 +303,8 @@ def test_a_node_holds_it_by_itself_when_its_gateway_is_killed_and_when_it_is_res
             refusal = fate(thaw(other), "hand")
             assert refusal["confirmed"] is False and "another gateway" in refusal["error"], refusal
             for output in ([], ["--json"]):
-                command = [sys.executable, "-m", "farhand", "thaw", *output]
                 environment = {**other.environment, "FARHAND_URL": other.url}
-                assert subprocess.run(command, env=environment, check=False, capture_output=True).returncode == 1, (
-                    output
-                )
+                assert run_process([*FARHAND, "thaw", *output], env=environment).returncode == 1, output
             hand.fails("Bash", {"command": "touch ran"}, "not_allowed")
             # Nor is a file carried round it.
             (hand.workspace / "a.txt").write_text("a")
@@ -472,14 +469,7 @@ def test_many_nodes_are_frozen_at_once_and_each_answers_for_itself(gateway: Gate
 
 def farhand(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     env = {key: value for key, value in os.environ.items() if not key.startswith(("SA_", "FARHAND_"))}
-    return subprocess.run(
-        [sys.executable, "-m", "farhand", *arguments],
-        env={**env, "FARHAND_HOME": str(home)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return run_process([*FARHAND, *arguments], env={**env, "FARHAND_HOME": str(home)})
 
 
 def test_the_command_shows_each_node_and_its_status_says_whether_all_confirmed(

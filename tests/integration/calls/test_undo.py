@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import subprocess
-import sys
 import tarfile
 import uuid
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.fork_server import FARHAND, run_process
 from tests.support.harness import GatewayProcess, NodeProcess, PlainNode, wait_until
 
 
@@ -402,9 +402,7 @@ def test_only_who_may_write_there_may_undo(shared_gateway: GatewayProcess, hands
 
 
 def farhand(gateway: GatewayProcess, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "farhand", *arguments]
-    env = {**os.environ, "FARHAND_HOME": str(gateway.home)}
-    return subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=60)
+    return run_process([*FARHAND, *arguments], env={**os.environ, "FARHAND_HOME": str(gateway.home)})
 
 
 def test_the_command(shared_gateway: GatewayProcess, hands: NodeProcess, folder: Path) -> None:

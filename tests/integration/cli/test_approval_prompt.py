@@ -8,7 +8,6 @@ import os
 import pty
 import select
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ import pytest
 from tests.integration.calls.test_approvals import answer, asked, write_policy
 from tests.integration.cli.conftest import Command
 from tests.support import pty_screen
+from tests.support.fork_server import FARHAND, start_process
 from tests.support.harness import GatewayProcess, NodeProcess, wait_until
 from tests.support.model_server import ModelServer, calls, text
 
@@ -57,9 +57,9 @@ class Terminal:
 
     def __init__(self, command: Command, *arguments: str) -> None:
         self._main, terminal = pty.openpty()
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "farhand", *arguments],
-            env={**command.env, "NO_COLOR": "1"}, stdin=terminal, stdout=terminal, stderr=terminal,
+        self.process = start_process(
+            [*FARHAND, *arguments],
+            {**command.env, "NO_COLOR": "1"}, stdin=terminal, stdout=terminal, stderr=terminal,
             start_new_session=True,
         )  # fmt: skip
         os.close(terminal)

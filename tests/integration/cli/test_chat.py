@@ -6,8 +6,6 @@ import contextlib
 import os
 import pty
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +14,7 @@ import pytest
 
 from tests.integration.agent.test_agent import House, open_house
 from tests.integration.cli.conftest import Command
+from tests.support.fork_server import FARHAND, start_process
 from tests.support.harness import GatewayProcess, NodeProcess, marked, wait_until
 from tests.support.model_server import calls, error, text
 
@@ -85,8 +84,8 @@ def test_ctrl_c_stops_the_run_and_its_processes(house: House, command: Command, 
 def test_a_conversation_is_typed_line_by_line(house: House, command: Command) -> None:
     session = house.session(text("first answer"), text("second answer"))
     main, terminal = pty.openpty()
-    arguments = [sys.executable, "-m", "farhand", "chat", "--session", session.key]
-    process = subprocess.Popen(arguments, env=command.env, stdin=terminal, stdout=terminal, stderr=terminal)
+    arguments = [*FARHAND, "chat", "--session", session.key]
+    process = start_process(arguments, command.env, stdin=terminal, stdout=terminal, stderr=terminal)
     os.close(terminal)
     shown = ""
 

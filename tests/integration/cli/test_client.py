@@ -15,6 +15,7 @@ import pytest
 import trustme
 
 from tests.integration.cli.conftest import Command
+from tests.support.fork_server import FARHAND, run_process
 from tests.support.harness import ROOT, GatewayProcess, free_port
 
 
@@ -175,9 +176,7 @@ def test_the_gateway_of_the_home_is_known_by_exactly_its_certificate(tmp_path: P
     options = ["--tls-cert", os.path.relpath(chain, ROOT), "--tls-key", str(tmp_path / "key.pem")]
     with GatewayProcess(tmp_path / "home", *options) as gateway:
         command = Command(gateway.home)
-        own = subprocess.run(
-            [sys.executable, "-m", "farhand", "nodes"], check=False, env=command.env, cwd=tmp_path, capture_output=True
-        )
+        own = run_process([*FARHAND, "nodes"], env=command.env, cwd=tmp_path)
         assert own.returncode == 0, own.stderr
         # As if another server of the same authority answered at this address.
         chain.write_bytes(other.cert_chain_pems[0].bytes() + authority.cert_pem.bytes())

@@ -7,7 +7,6 @@ import os
 import signal
 import stat
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import pytest
 from farhand.cli.client import Client, ClientError
 from farhand.cli.copy.transfers import follow
 from tests.integration.cli.conftest import Command
+from tests.support.fork_server import FARHAND, run_process
 from tests.support.harness import GatewayProcess, NodeProcess, Proxy, wait_until
 
 
@@ -27,9 +27,8 @@ def node(shared_gateway: GatewayProcess, tmp_path_factory: pytest.TempPathFactor
 
 
 def cp(node: NodeProcess, *arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "farhand", "cp", *arguments]
     environment = {**os.environ, "FARHAND_HOME": str(node.gateway.home)}
-    return subprocess.run(command, env=environment, cwd=cwd, capture_output=True, text=True, timeout=60, check=False)
+    return run_process([*FARHAND, "cp", *arguments], env=environment, cwd=cwd)
 
 
 def done(node: NodeProcess, *arguments: str, cwd: Path | None = None) -> Any:

@@ -6,8 +6,6 @@ import json
 import os
 import pty
 import signal
-import subprocess
-import sys
 import threading
 import uuid
 from collections.abc import Iterator
@@ -17,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.integration.cli.conftest import Command
+from tests.support.fork_server import FARHAND, start_process
 from tests.support.harness import GatewayProcess, NodeProcess, PluginProcess, marked, wait_until
 
 
@@ -43,9 +42,8 @@ class Typist:
 
     def __init__(self, command: Command, *arguments: str) -> None:
         self.main, terminal = pty.openpty()
-        # The terminal must be its own, else no key of it becomes a signal.
-        words = ["setsid", "--ctty", sys.executable, "-m", "farhand", *arguments]
-        self.process = subprocess.Popen(words, env=command.env, stdin=terminal, stdout=terminal, stderr=terminal)
+        files = {"stdin": terminal, "stdout": terminal, "stderr": terminal}
+        self.process = start_process([*FARHAND, *arguments], command.env, **files, own_terminal=True)
         os.close(terminal)
         self.shown = ""
         threading.Thread(target=self._watch, daemon=True).start()

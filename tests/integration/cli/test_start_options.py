@@ -16,6 +16,7 @@ import pytest
 
 from farhand.node.names import default_node_id
 from tests.integration.cli.conftest import Command
+from tests.support.fork_server import FARHAND, start_process
 from tests.support.harness import GatewayProcess
 
 SECRET = "a-token-for-nodes"
@@ -50,9 +51,9 @@ def lent_machine(gateway: GatewayProcess, folder: Path, token: str | None) -> It
     command = Command(folder / "node-home", **({} if token is None else {"SA_NODE_TOKEN": token}))
     log = folder / "node.log"
     with log.open("ab") as written:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "farhand", "node", "--gateway", gateway.url, "--id", LENT],
-            env=command.env, cwd=folder, stdout=written, stderr=written,
+        process = start_process(
+            [*FARHAND, "node", "--gateway", gateway.url, "--id", LENT],
+            command.env, cwd=folder, stdout=written, stderr=written,
         )  # fmt: skip
     try:
         yield

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 from farhand.cli.admin.token import SCOPES
 from farhand.gateway.access.credentials import CALLER_SCOPES, Scope
 from tests.integration.cli.conftest import Command
+from tests.support.fork_server import FARHAND, start_process
 from tests.support.harness import GatewayProcess, PluginProcess
 
 
@@ -42,9 +42,9 @@ def test_the_printed_command_makes_the_node_join(
     [line] = [line.strip() for line in out.splitlines() if "SA_NODE_TOKEN=" in line]
     variable, program, *arguments = shlex.split(line)
     assert program == "farhand" and variable.partition("=")[2] in out.split("\n\n")[0]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "farhand", *arguments, "--home", str(tmp_path / "node-home")],
-        env={**os.environ, "SA_NODE_TOKEN": variable.partition("=")[2]}, stderr=subprocess.DEVNULL,
+    process = start_process(
+        [*FARHAND, *arguments, "--home", str(tmp_path / "node-home")],
+        {**os.environ, "SA_NODE_TOKEN": variable.partition("=")[2]}, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
         shared_gateway.wait_for_node("lap-top")

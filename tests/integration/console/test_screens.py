@@ -65,6 +65,8 @@ CHECK = """async () => (await axe.run(document, {resultTypes: ['violations']})).
     .map((one) => [one.id, one.nodes.slice(0, 3).map((node) => node.html.slice(0, 200))])"""
 # `FARHAND_SCREENSHOTS=docs/img` writes them there.
 SHOTS = os.environ.get("FARHAND_SCREENSHOTS")
+ALL = bool(SHOTS) or os.environ.get("FARHAND_SIEGE") == "long"
+SIZES = [(1400, 900, "light"), (1400, 900, "dark"), (390, 844, "light"), (390, 844, "dark")]
 POLICY = """
 [policy]
 approval_seconds = 3600
@@ -138,9 +140,8 @@ def go_on(page: Any, title: str) -> None:
     page.wait_for_function("(title) => document.querySelector('header h1')?.textContent === title", arg=title)
 
 
-@pytest.mark.parametrize(
-    ("width", "height", "theme"), [(1400, 900, "light"), (1400, 900, "dark"), (390, 844, "light"), (390, 844, "dark")]
-)
+@pytest.mark.siege
+@pytest.mark.parametrize(("width", "height", "theme"), [one for one in SIZES if ALL or (one[0], one[2]) in CHECKED])
 def test_every_screen(lived_in: GatewayProcess, visit: Open, width: int, height: int, theme: str) -> None:
     one = visit(viewport={"width": width, "height": height}, color_scheme=theme, reduced_motion="reduce")
     page = one.sign_in(lived_in)

@@ -7,7 +7,6 @@ import hashlib
 import http.client
 import json
 import re
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from tests.integration.fleet.conftest import Fleet
 from tests.integration.mcp.test_tasks import LEGACY, Client
 from tests.support.channel_servers import TelegramServer
 from tests.support.fleet_servers import NatsServer, PostgresServer, fleet_environment
+from tests.support.fork_server import FARHAND, run_process
 from tests.support.harness import GatewayProcess, NodeProcess, wait_until
 from tests.support.model_server import ModelServer, Reply, Request, calls, text
 from tests.support.terminal import TerminalViewer
@@ -447,8 +447,7 @@ def test_commands_read_the_shared_store(fleet: Fleet, scripted: Scripted) -> Non
     run_id = say(one, "replayed", "replay me", wait=60)["run_id"]
 
     def farhand(*words: str) -> Any:
-        command = [sys.executable, "-m", "farhand", *words, "--json"]
-        done = subprocess.run(command, env=two.environment, capture_output=True, text=True, check=False)
+        done = run_process([*FARHAND, *words, "--json"], env=two.environment)
         return json.loads(done.stdout or "{}") | {"status": done.returncode, "said": done.stderr}
 
     replayed = farhand("replay", run_id)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 from farhand.store.history.verify import verify_journal
 from farhand.store.postgres.store import PostgresStore
 from tests.support.fleet_servers import NatsServer, PostgresServer, fleet_environment
+from tests.support.fork_server import FARHAND, run_process
 from tests.support.harness import GatewayProcess
 
 
 def farhand(gateway: GatewayProcess, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "farhand", *words]
-    return subprocess.run(command, env=gateway.environment, capture_output=True, text=True, check=False)
+    return run_process([*FARHAND, *words], env=gateway.environment, timeout=120)
 
 
 def test_a_home_moves_into_a_fleet_and_back(

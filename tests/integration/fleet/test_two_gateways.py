@@ -7,8 +7,6 @@ import concurrent.futures
 import contextlib
 import http.client
 import json
-import subprocess
-import sys
 import time
 import uuid
 from pathlib import Path
@@ -17,6 +15,7 @@ import websockets
 
 from tests.integration.fleet.conftest import Fleet
 from tests.integration.nodes.test_attacks_nodes import hello
+from tests.support.fork_server import FARHAND, run_process
 from tests.support.harness import SHARED_TOKEN, GatewayProcess, NodeProcess, wait_until
 
 
@@ -142,16 +141,13 @@ def test_the_gateways_list_each_other(fleet: Fleet, hands_of_one: NodeProcess) -
 
 
 def test_the_command_lists_the_gateways(fleet: Fleet) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "farhand", "fleet"], env=fleet[0].environment, capture_output=True, text=True, check=True
-    )
+    done = run_process([*FARHAND, "fleet"], env=fleet[0].environment, check=True)
     assert "GATEWAY" in done.stdout and " *" in done.stdout and len(done.stdout.splitlines()) >= 3
 
 
 def test_the_shared_journal_can_be_verified_from_every_home(fleet: Fleet, hands_of_one: NodeProcess) -> None:
     for gateway in fleet:
-        command = [sys.executable, "-m", "farhand", "audit", "verify"]
-        done = subprocess.run(command, env=gateway.environment, capture_output=True, text=True, check=False)
+        done = run_process([*FARHAND, "audit", "verify"], env=gateway.environment)
         assert done.returncode == 0 and "nothing was changed" in done.stdout, done.stdout + done.stderr
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import http.client
 import http.cookiejar
 import json
-import subprocess
-import sys
+import os
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 from farhand.api.server.browser_sessions import BrowserSessions, SessionLimits
 from farhand.gateway.access.credentials import OWNER, Credentials, NodeTokens
 from farhand.store.sqlite.store import SqliteStore
+from tests.support.fork_server import FARHAND, run_process
 from tests.support.harness import GatewayProcess, wait_until
 
 CALL = {"tool": "gsv__ListFiles", "args": {}}
@@ -195,8 +195,7 @@ def test_a_session_ends_when_it_is_not_used(tmp_path: Path) -> None:
 
 def test_the_command_line_makes_links_and_ends_sessions(shared_gateway: GatewayProcess) -> None:
     def farhand(*words: str) -> Any:
-        command = [sys.executable, "-m", "farhand", "console", *words, "--home", str(shared_gateway.home)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        return run_process([*FARHAND, "console", *words, "--home", str(shared_gateway.home)], env=os.environ)
 
     link = farhand("--print").stdout.strip()
     assert link.startswith(f"{shared_gateway.url}/signin?code=")

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 import websockets
 
+from tests.support.fork_server import FARHAND, run_process
 from tests.support.harness import SHARED_TOKEN, GatewayProcess, NodeProcess, PlainNode, hello_frame, wait_until
 
 
@@ -198,9 +198,8 @@ def test_the_token_of_a_node_is_not_in_its_environment(gateway: GatewayProcess, 
 
 def test_a_second_program_for_the_same_node_is_refused(gateway: GatewayProcess, tmp_path: Path) -> None:
     with NodeProcess(gateway, tmp_path, "box"):
-        command = [sys.executable, "-m", "farhand", "node", "--gateway", gateway.url, "--id", "box"]
-        command += ["--home", str(tmp_path / "state"), "--token", SHARED_TOKEN]
-        second = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        command = [*FARHAND, "node", "--gateway", gateway.url, "--id", "box"]
+        second = run_process([*command, "--home", str(tmp_path / "state"), "--token", SHARED_TOKEN], env=os.environ)
         assert second.returncode == 1 and "already runs on this machine" in second.stderr
         assert "Traceback" not in second.stderr
         assert gateway.invoke("box__Bash", {"command": "true"})["result"]["status"] == "completed"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,7 +23,7 @@ from farhand.api.server.router import Route
 from tests.support.browser import ARGUMENTS, CHROMIUM
 from tests.support.harness import GatewayProcess
 
-EXAMPLES = 12
+EXAMPLES = 40 if os.environ.get("FARHAND_SIEGE") == "long" else 4
 CHECKS = [status_code_conformance, content_type_conformance, response_schema_conformance]
 METHODS = {"get", "post", "put", "patch", "delete"}
 # Answers that end when their reader leaves; `test_streams_end_when_asked_to` asks them to.
@@ -59,6 +60,7 @@ def room_of(path: str) -> str:
     return "rest"
 
 
+@pytest.mark.siege
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["right", "wrong"])
 @pytest.mark.parametrize("room", [name for name, _ in ROOMS])
 def test_every_answer_is_described(gateway: GatewayProcess, described: Any, room: str, mode: GenerationMode) -> None:

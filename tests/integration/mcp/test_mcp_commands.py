@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.integration.http.test_mcp import connected, run
+from tests.support.fork_server import FARHAND, run_process
 from tests.support.harness import ROOT, GatewayProcess, wait_until
 
 BIN = Path(sys.executable).parent
@@ -22,8 +23,7 @@ BIN = Path(sys.executable).parent
 def farhand(gateway: GatewayProcess, *arguments: str, home: Path | None = None) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "FARHAND_HOME": str(gateway.home), **({"HOME": str(home)} if home else {})}
     environment = {name: value for name, value in environment.items() if name not in ("XDG_CONFIG_HOME", "CODEX_HOME")}
-    command = [sys.executable, "-m", "farhand", "mcp", *arguments]
-    return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    return run_process([*FARHAND, "mcp", *arguments], env=environment, cwd=ROOT, timeout=120)
 
 
 def test_a_server_is_added_listed_accepted_and_removed(shared_gateway: GatewayProcess, tmp_path: Path) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import stat
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.support.fork_server import FARHAND, run_process
 from tests.support.harness import GatewayProcess, NodeProcess
 
 
@@ -73,13 +72,7 @@ def use(gateway: GatewayProcess, node: NodeProcess) -> None:
 
 
 def backed_up(home: Path, archive: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "farhand", "backup", str(archive)],
-        env={**os.environ, "FARHAND_HOME": str(home)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_process([*FARHAND, "backup", str(archive)], env={**os.environ, "FARHAND_HOME": str(home)})
     assert done.returncode == 0, done.stderr
 
 

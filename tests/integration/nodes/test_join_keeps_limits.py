@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from tests.integration.cli.conftest import Command
+from tests.support.fork_server import FARHAND, start_process
 from tests.support.harness import GatewayProcess
 
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith(("SA_", "FARHAND_"))}
@@ -18,9 +18,7 @@ CLEAN = {name: value for name, value in os.environ.items() if not name.startswit
 @contextlib.contextmanager
 def running(gateway: GatewayProcess, *words: str) -> Iterator[None]:
     """`farhand …` until the block ends, with the node `borrowed` online."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "farhand", *words], env=CLEAN, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    process = start_process([*FARHAND, *words], CLEAN, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         gateway.wait_for_node("borrowed")
         yield

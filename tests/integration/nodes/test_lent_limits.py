@@ -7,7 +7,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import pytest
 from farhand.node.names import default_node_id
 from farhand.node.program import node_folder
 from tests.integration.cli.conftest import Command
+from tests.support.fork_server import FARHAND, run_process, start_process
 from tests.support.harness import SHARED_TOKEN, GatewayProcess, NodeProcess
 
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith(("SA_", "FARHAND_"))}
@@ -25,7 +25,7 @@ CLEAN = {name: value for name, value in os.environ.items() if not name.startswit
 @contextlib.contextmanager
 def running(gateway: GatewayProcess, node_id: str, *words: str, log: Path) -> Iterator[None]:
     with log.open("ab") as file:
-        process = subprocess.Popen([sys.executable, "-m", "farhand", *words], env=CLEAN, stdout=file, stderr=file)
+        process = start_process([*FARHAND, *words], CLEAN, stdout=file, stderr=file)
     try:
         gateway.wait_for_node(node_id)
         yield
@@ -41,10 +41,8 @@ def kind(answer: Any) -> str | None:
 
 def start(home: Path, *options: str) -> subprocess.CompletedProcess[str]:
     """Start a node that is expected to refuse to start."""
-    command = [sys.executable, "-m", "farhand", "node", "--gateway", "http://127.0.0.1:9", "--id", "n"]
-    command += ["--home", str(home), *options]
-    env = {**CLEAN, "SA_NODE_TOKEN": SHARED_TOKEN}
-    return subprocess.run(command, env=env, check=False, capture_output=True, text=True, timeout=60)
+    command = [*FARHAND, "node", "--gateway", "http://127.0.0.1:9", "--id", "n", "--home", str(home), *options]
+    return run_process(command, env={**CLEAN, "SA_NODE_TOKEN": SHARED_TOKEN})
 
 
 def stored(home: Path) -> Any:
@@ -124,10 +122,10 @@ def test_lending_more_than_before_is_refused(tmp_path: Path, first: list[str], s
     home = tmp_path / "home"
     with socket.create_server(("127.0.0.1", 0)) as busy:
         given = [word.format(a=a, b=b) for word in first]
-        command = [sys.executable, "-m", "farhand", "node", "--id", "n", "--home", str(home), *given]
+        command = [*FARHAND, "node", "--id", "n", "--home", str(home), *given]
         env = {**CLEAN, "SA_NODE_TOKEN": SHARED_TOKEN}
-        node = subprocess.Popen(
-            [*command, "--gateway", f"http://127.0.0.1:{busy.getsockname()[1]}"], env=env, stderr=subprocess.DEVNULL
+        node = start_process(
+            [*command, "--gateway", f"http://127.0.0.1:{busy.getsockname()[1]}"], env, stderr=subprocess.DEVNULL
         )
         busy.settimeout(60)
         busy.accept()[0].close()  # it connects once its limits are stored

@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import subprocess
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from nacl.signing import SigningKey
 from farhand.protocol.key_auth import key_text, signed_bytes, to_text
 from farhand.protocol.messages import GatewayChallenge
 from tests.integration.cli.conftest import Command
+from tests.support.fork_server import FARHAND, ForkedProcess, start_process
 from tests.support.harness import SHARED_TOKEN, GatewayProcess, NodeProcess, hello_frame, wait_until
 
 UNAUTHORIZED = 4401
@@ -202,10 +202,10 @@ def test_those_who_never_prove_anything_make_room_for_those_who_do(shared_gatewa
     assert still_there <= 4 and answer == "welcome"
 
 
-def farhand(*words: str, log: Path) -> subprocess.Popen[bytes]:
+def farhand(*words: str, log: Path) -> subprocess.Popen[bytes] | ForkedProcess:
     env = {name: value for name, value in os.environ.items() if not name.startswith(("SA_", "FARHAND_"))}
     with log.open("ab") as file:
-        return subprocess.Popen([sys.executable, "-m", "farhand", *words], env=env, stdout=file, stderr=file)
+        return start_process([*FARHAND, *words], env, stdout=file, stderr=file)
 
 
 def test_a_key_that_was_carried_over_by_hand(shared_gateway: GatewayProcess, tmp_path: Path) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.fork_server import FARHAND, run_process
 from tests.support.harness import SHARED_TOKEN, GatewayProcess, NodeProcess, wait_until
 
 
@@ -236,18 +235,15 @@ def test_a_node_without_a_shell_answers_no_question_about_commands(
 @pytest.mark.parametrize("name", ["Bsah", "bash", ""])
 def test_a_limit_on_an_unknown_tool_is_an_error(tmp_path: Path, option: str, name: str) -> None:
     """A slip of the pen must not lend what its owner meant to keep."""
-    command = [sys.executable, "-m", "farhand", "node", "--gateway", "http://127.0.0.1:9", "--home", str(tmp_path)]
-    command += [option, name]
-    env = {**os.environ, "SA_NODE_TOKEN": SHARED_TOKEN}
-    done = subprocess.run(command, env=env, check=False, capture_output=True, text=True, timeout=30)
+    command = [*FARHAND, "node", "--gateway", "http://127.0.0.1:9", "--home", str(tmp_path), option, name]
+    done = run_process(command, env={**os.environ, "SA_NODE_TOKEN": SHARED_TOKEN})
     assert done.returncode != 0 and "Bash" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_a_root_that_is_no_folder_is_a_mistake(tmp_path: Path) -> None:
     missing = tmp_path / "missing"
-    command = [sys.executable, "-m", "farhand", "node", "--gateway", "http://127.0.0.1:9", "--home", str(tmp_path)]
-    command += ["--root", str(missing)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=30)
+    command = [*FARHAND, "node", "--gateway", "http://127.0.0.1:9", "--home", str(tmp_path), "--root", str(missing)]
+    done = run_process(command, env=os.environ)
     assert done.returncode != 0 and str(missing) in done.stderr and "Traceback" not in done.stderr
 
 

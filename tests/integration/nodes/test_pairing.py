@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from farhand.gateway.nodes.pairing import MOST_GUESSES, PairingCodes
 from farhand.protocol.errors import FarhandError
 from farhand.store.sqlite.store import SqliteStore
 from tests.integration.cli.conftest import Command
+from tests.support.fork_server import FARHAND, run_process, start_process
 from tests.support.harness import GatewayProcess, PlainNode, wait_until
 
 
@@ -37,11 +36,10 @@ def test_the_printed_command_joins_and_the_node_comes_back_without_it(
     out = Command(shared_gateway.home)("node", "pair", "--json").json()
     home = tmp_path / "other"
     env = {name: value for name, value in os.environ.items() if not name.startswith(("SA_", "FARHAND_"))}
-    command = [sys.executable, "-m", "farhand"]
     arguments = ["join", out["code"], "--id", "paired", "--home", str(home), "--workspace", str(tmp_path)]
     for words in (arguments, ["node", "--home", str(home), "--workspace", str(tmp_path)]):
         with (tmp_path / "log").open("ab") as log:
-            process = subprocess.Popen([*command, *words], env=env, stdout=log, stderr=log)
+            process = start_process([*FARHAND, *words], env, stdout=log, stderr=log)
         try:
             shared_gateway.wait_for_node("paired")
             assert shared_gateway.invoke("paired__Bash", {"command": "echo hi"})["ok"] is True
@@ -75,10 +73,9 @@ def test_by_what_a_gateway_was_known_is_kept(tmp_path: Path, option: str, file: 
         command = Command(tmp_path / "other")
         refused = command("join", code, "--id", "paired", "--no-run")
         assert refused.status == 1 and "--ca-file" in refused.err and "--pinned-cert" in refused.err
-        joined = subprocess.run(
-            [sys.executable, "-m", "farhand", "join", code, "--id", "paired", "--no-run", option, file],
-            check=False, env=command.env, cwd=tmp_path, capture_output=True, text=True,
-        )  # fmt: skip
+        joined = run_process(
+            [*FARHAND, "join", code, "--id", "paired", "--no-run", option, file], env=command.env, cwd=tmp_path
+        )
         assert joined.returncode == 0, joined.stderr
         node = command.start("node")
         try:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.integration.agent.test_agent import House, open_house
+from tests.support.fork_server import FARHAND, run_process
 from tests.support.harness import PlainNode
 from tests.support.model_server import calls, text
 
@@ -50,14 +49,8 @@ def names_over_mcp(house: House) -> dict[str, Any]:
 
 
 def names_on_the_command_line(house: House) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "farhand", "tools"],
-        env={**os.environ, "FARHAND_HOME": str(house.gateway.home)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout
+    env = {**os.environ, "FARHAND_HOME": str(house.gateway.home)}
+    return run_process([*FARHAND, "tools"], env=env, check=True).stdout
 
 
 def test_capabilities_and_names_that_worked_are_listed(house: House) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import os
 from pathlib import Path
 from typing import Any
 
 from tests.integration.cli.conftest import Command
+from tests.support.fork_server import FARHAND, run_process
 from tests.support.harness import GatewayProcess, NodeProcess
 
 
@@ -17,10 +17,8 @@ def shown(gateway: GatewayProcess, name: str) -> dict[str, Any]:
 
 
 def refused(gateway: GatewayProcess, state: Path, *options: str) -> str:
-    command = [sys.executable, "-m", "farhand", "node", "--gateway", gateway.url, "--id", "limited", "--token", "x"]
-    done = subprocess.run(
-        [*command, "--home", str(state), *options], capture_output=True, text=True, check=False, timeout=60
-    )
+    command = [*FARHAND, "node", "--gateway", gateway.url, "--id", "limited", "--token", "x"]
+    done = run_process([*command, "--home", str(state), *options], env=os.environ)
     assert done.returncode != 0
     return done.stderr
 

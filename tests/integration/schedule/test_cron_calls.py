@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.integration.agent.test_agent import House, open_house
+from tests.support.fork_server import FARHAND, run_process
 from tests.support.harness import GatewayProcess, NodeProcess, wait_until
 from tests.support.model_server import calls, text
 
@@ -23,8 +23,8 @@ class Place:
         self.node = node
 
     def cli(self, *words: str, status: int = 0) -> Any:
-        command = [sys.executable, "-m", "farhand", *words, "--home", str(self.gateway.home), "--json"]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        command = [*FARHAND, *words, "--home", str(self.gateway.home), "--json"]
+        ended = run_process(command, env=os.environ, timeout=120)
         assert ended.returncode == status, ended.stdout + ended.stderr
         return json.loads(ended.stdout)
 

@@ -21,6 +21,7 @@ from tests.integration.agent.test_agent import House, open_house
 from tests.integration.agent.test_attacks_agent import open_channels
 from tests.integration.http.test_attacks_doors import made
 from tests.integration.nodes.test_attacks_nodes import joined
+from tests.support.fork_server import FARHAND, run_process
 from tests.support.harness import GatewayProcess, NodeProcess, free_port, wait_until
 from tests.support.model_server import calls, text
 from tests.unit.sdk.wire import asynchronous
@@ -225,8 +226,8 @@ def test_a_freeze_holds_for_a_run_that_a_restart_resumes(ground: Ground) -> None
     run = session.send(wait=0)["run_id"]
     wait_until(ground.file("frozen-begun").exists)
     gateway.kill()
-    freeze = [sys.executable, "-m", "farhand", "freeze", "--home", str(gateway.home)]
-    assert subprocess.run(freeze, capture_output=True, check=False).returncode == 0
+    freeze = [*FARHAND, "freeze", "--home", str(gateway.home)]
+    assert run_process(freeze, env=os.environ).returncode == 0
     ground.restart()
     refused = ground.invoke("touch thawed", background=False)
     assert refused["ok"] is False and "frozen" in refused["error"]["message"], refused

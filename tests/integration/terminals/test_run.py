@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.fork_server import FARHAND, ForkedProcess, run_process, start_process
 from tests.support.harness import GatewayProcess, NodeProcess, wait_until
 
 SLOW = 120
@@ -30,19 +31,10 @@ class Runner:
         return {**clean, "FARHAND_URL": self.gateway.url, "FARHAND_TOKEN": token or self.gateway.token}
 
     def __call__(self, *words: str, token: str | None = None, **options: Any) -> subprocess.CompletedProcess[bytes]:
-        if "input" not in options:
-            options["stdin"] = subprocess.DEVNULL
-        return subprocess.run(
-            [sys.executable, "-m", "farhand", *words],
-            env=self.environment(token),
-            capture_output=True,
-            timeout=SLOW,
-            check=False,
-            **options,
-        )
+        return run_process([*FARHAND, *words], env=self.environment(token), text=False, timeout=SLOW, **options)
 
-    def start(self, *words: str, **options: Any) -> subprocess.Popen[bytes]:
-        return subprocess.Popen([sys.executable, "-m", "farhand", *words], env=self.environment(), **options)
+    def start(self, *words: str, **options: Any) -> subprocess.Popen[bytes] | ForkedProcess:
+        return start_process([*FARHAND, *words], self.environment(), **options)
 
 
 @pytest.fixture

@@ -8,8 +8,6 @@ import os
 import pty
 import signal
 import struct
-import subprocess
-import sys
 import termios
 import threading
 from collections.abc import Iterator
@@ -19,6 +17,7 @@ import pyte
 import pytest
 
 from tests.integration.terminals.test_run import SLOW, Runner
+from tests.support.fork_server import FARHAND, start_process
 from tests.support.harness import GatewayProcess, NodeProcess, wait_until
 from tests.support.terminal import ScreenWithoutFaults
 
@@ -31,9 +30,9 @@ class Person:
         self._screen = ScreenWithoutFaults(cols, rows)
         self._stream = pyte.ByteStream(self._screen)
         self._resize(cols, rows)
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "farhand", *words],
-            env=farhand.environment(),
+        self.process = start_process(
+            [*FARHAND, *words],
+            farhand.environment(),
             stdin=slave,
             stdout=slave,
             stderr=slave,

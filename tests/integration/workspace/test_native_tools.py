@@ -12,7 +12,6 @@ import os
 import re
 import socket
 import subprocess
-import sys
 import urllib.request
 import uuid
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.fork_server import FARHAND, run_process
 from tests.support.harness import GatewayProcess, NodeProcess, PlainNode, Plugin, hello_frame, wait_until
 
 SETTINGS = """
@@ -575,9 +575,7 @@ def test_the_config_command(gateway: GatewayProcess) -> None:
 
 def cli(gateway: GatewayProcess, *arguments: str, status: int = 0) -> str:
     env = {**os.environ, "FARHAND_HOME": str(gateway.home)}
-    done = subprocess.run(
-        [sys.executable, "-m", "farhand", *arguments], env=env, capture_output=True, text=True, check=False
-    )
+    done = run_process([*FARHAND, *arguments], env=env)
     assert done.returncode == status, done
     return done.stdout
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from farhand.gateway.messaging.splitting import split, units
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.text(alphabet="ab \n😀é`~", max_size=600), st.integers(40, 200))
 def test_every_piece_fits(text: str, longest: int) -> None:
     for piece in split(text, longest):
         assert units(piece) <= longest
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.text(alphabet="ab \n😀é", max_size=600), st.integers(40, 200))
 def test_nothing_but_blanks_is_left_out(text: str, longest: int) -> None:
     assert "".join("".join(split(text, longest)).split()) == "".join(text.split())

@@ -12,6 +12,7 @@ import pytest
 from farhand.machine.files.confined_root import ConfinedRoot
 from farhand.machine.files.files import Files
 from farhand.machine.files.transaction_log import roll_back_unfinished
+from tests.support.fork_server import run_process
 
 PATCH = """\
 *** Begin Patch
@@ -74,8 +75,10 @@ def tree(folder: Path) -> dict[str, bytes | None]:
 
 
 def patch(work: Path, transaction_folder: Path, last: int) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", PROGRAM, str(work), str(transaction_folder), PATCH, str(last)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    program = transaction_folder.with_name("program.py")
+    program.write_text(PROGRAM)
+    command = [sys.executable, str(program), str(work), str(transaction_folder), PATCH, str(last)]
+    return run_process(command, env=os.environ)
 
 
 def test_a_kill_before_any_change_of_the_disk_leaves_all_or_nothing(tmp_path: Path) -> None:

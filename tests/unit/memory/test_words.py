@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from farhand.memory.index import FileText, Index
@@ -55,7 +55,6 @@ def test_any_query_is_safe(index: Index, query: str) -> None:
     assert len(query_terms(query)) <= MOST_TERMS
 
 
-@settings(max_examples=300, deadline=None)
 @given(query=st.text(max_size=60))
 def test_no_text_breaks_the_index(index: Index, query: str) -> None:
     found = index.entries(index.by_keyword(["here"], query))

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from farhand.protocol.canonical_json import MAX_CANONICAL_BYTES, canonical
@@ -26,7 +26,6 @@ def turned(value: Any) -> Any:
     return [turned(item) for item in value] if isinstance(value, list) else value
 
 
-@settings(max_examples=200, deadline=None)
 @given(values)
 def test_blanks_escapes_and_the_order_of_names_do_not_matter(value: Any) -> None:
     plain = canonical(json.dumps(value).encode())

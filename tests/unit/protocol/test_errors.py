@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from farhand.protocol.calls import NULL, ToolCall, ToolFailure, ToolResult
@@ -70,7 +70,6 @@ def test_a_failure_can_carry_an_exception_as_its_message() -> None:
     assert ToolFailure.of(error) == ToolFailure("failed", "no such album")
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.text(), st.text())
 def test_any_kind_and_text_make_a_failure_of_the_six(kind: str, message: str) -> None:
     failure = ToolFailure(kind, message)

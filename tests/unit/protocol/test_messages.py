@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import assume, example, given, settings
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from msgspec import UNSET, Raw
 
@@ -46,8 +46,6 @@ from farhand.protocol.version import (
     MAX_TOOL_RESPONSE_BYTES,
     PROTOCOL_VERSION,
 )
-
-bounded = settings(max_examples=200, deadline=None)
 
 NODE = NodeInfo("probe1", "sa-node-probe", "probe", "0.2.1")
 UUID = "8e254805-1b39-41d5-bffe-620fc2c9d6a2"
@@ -607,7 +605,6 @@ messages: st.SearchStrategy[Message] = st.one_of(
 )
 
 
-@bounded
 @given(messages)
 def test_every_message_comes_back_as_it_went(message: Message) -> None:
     frame = encode(message)
@@ -618,7 +615,6 @@ def test_every_message_comes_back_as_it_went(message: Message) -> None:
     assert decode(frame.decode()) == read
 
 
-@bounded
 @given(messages)
 def test_the_tag_comes_first_and_the_frame_is_compact(message: Message) -> None:
     frame = encode(message).decode()
@@ -626,7 +622,6 @@ def test_the_tag_comes_first_and_the_frame_is_compact(message: Message) -> None:
     assert "\n" not in frame
 
 
-@bounded
 @given(messages, st.data())
 def test_an_indented_frame_with_the_fields_shuffled_reads_the_same(message: Message, data: st.DataObject) -> None:
     fields = json.loads(encode(message))
@@ -646,20 +641,17 @@ def never_anything_else(frame: str | bytes) -> None:
         json.loads(encode(message), parse_int=str)
 
 
-@bounded
 @given(st.text(st.characters(codec=None, categories=None)))
 @example("\ud800")
 def test_no_text_raises_anything_else(frame: str) -> None:
     never_anything_else(frame)
 
 
-@bounded
 @given(st.binary())
 def test_no_bytes_raise_anything_else(frame: bytes) -> None:
     never_anything_else(frame)
 
 
-@bounded
 @given(json_values)
 def test_no_json_raises_anything_else(value: Any) -> None:
     never_anything_else(json.dumps(value))
@@ -693,19 +685,16 @@ TAGS = [
 ]
 
 
-@bounded
 @given(st.sampled_from(TAGS), st.dictionaries(st.sampled_from(KEYS), json_values, max_size=8))
 def test_no_mixture_of_our_own_fields_raises_anything_else(tag: str, fields: dict[str, Any]) -> None:
     never_anything_else(json.dumps({**fields, "type": tag}))
 
 
-@bounded
 @given(st.sampled_from([*TAGS, "tools_update"]), st.lists(json_values, max_size=6))
 def test_no_array_form_raises_anything_else(tag: str, items: list[Any]) -> None:
     never_anything_else(json.dumps([tag, *items]))
 
 
-@bounded
 @given(messages, st.data())
 def test_no_damaged_frame_raises_anything_else(message: Message, data: st.DataObject) -> None:
     frame = bytearray(encode(message))
@@ -727,7 +716,6 @@ def test_no_damaged_frame_raises_anything_else(message: Message, data: st.DataOb
     never_anything_else(bytes(frame))
 
 
-@bounded
 @given(
     st.sampled_from(["[", '{"a":', '[{"b":']),
     st.integers(1, 3000),
@@ -744,7 +732,6 @@ def test_no_depth_raises_anything_else(opening: str, depth: int, field: str, clo
         )
 
 
-@bounded
 @given(
     st.sampled_from(["timestamp", "protocol_version", "timeout_ms", "query_id", "args", "result", "unknown"]),
     st.integers(1, 6000),
@@ -758,7 +745,6 @@ def test_no_number_raises_anything_else(field: str, digits: int, sign: str) -> N
         )
 
 
-@bounded
 @given(
     st.lists(st.sampled_from(["\\ud800", "\\udc00", "\\ud83d", "\\ude00", "a", "\\\\", '\\"', "\\u0041"]), max_size=6)
 )
@@ -773,7 +759,6 @@ def test_a_body_that_is_read_has_whole_characters(parts: list[str]) -> None:
     json.loads(bytes(read.result)).encode()
 
 
-@bounded
 @given(messages, st.data())
 def test_a_field_sent_twice_is_refused_however_it_is_written(message: Message, data: st.DataObject) -> None:
     fields = json.loads(encode(message))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from farhand.protocol.names import (
@@ -15,8 +15,6 @@ from farhand.protocol.names import (
     validate_node_id,
 )
 from farhand.protocol.version import MAX_NAME_LENGTH, MAX_NODE_ID_LENGTH
-
-bounded = settings(max_examples=200, deadline=None)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +63,6 @@ def test_a_listed_name_is_bounded_and_printable() -> None:
     assert not acceptable_name("a\x1b[31m")
 
 
-@bounded
 @given(st.text())
 def test_a_capability_is_accepted_exactly_when_its_segments_are_whole(name: str) -> None:
     whole = all(segment and not any(c.isspace() for c in segment) for segment in name.split("."))
@@ -164,14 +161,12 @@ node_ids = st.from_regex(r"[a-zA-Z0-9](?:[a-zA-Z0-9.:@_-]{0,10}[a-zA-Z0-9])?", f
 )
 
 
-@bounded
 @given(node_ids, st.text(min_size=1))
 def test_joined_names_come_apart_where_they_were_joined(node_id: str, tool: str) -> None:
     assert validate_node_id(node_id) == node_id
     assert split_tool(join_tool(node_id, tool)) == (node_id, tool)
 
 
-@bounded
 @given(st.text(st.characters(codec=None, categories=None)))
 def test_a_node_id_is_accepted_or_rejected_and_nothing_else(node_id: str) -> None:
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from farhand.sdk import ReconnectBackoff
@@ -36,7 +36,6 @@ def test_two_nodes_do_not_come_back_together() -> None:
     assert len({ReconnectBackoff().delay(0) for _ in range(50)}) > 40
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     st.floats(0, 1000),
     st.floats(0, 1000),

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from farhand.protocol.version import HELLO_SECONDS
@@ -74,7 +74,6 @@ def test_the_address_with_its_query(token: str | None, node_id: str, url: str, e
     assert build_url(url, token, node_id) == url + expected
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.text(min_size=1), st.text(min_size=1), st.sampled_from(["ws://g/ws", "ws://g/ws?a=b", "wss://g:1/?x"]))
 def test_any_token_and_id_come_out_of_the_query_as_they_went_in(token: str, node_id: str, url: str) -> None:
     built = build_url(url, token, node_id)

@@ -39,7 +39,7 @@ def run(workspace: Path, name: str, **arguments: Any) -> str:
 LINE = st.text(st.characters(codec="utf-8", exclude_characters="\n\r\0"), max_size=30)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(lines=st.lists(LINE, max_size=40), times=st.integers(1, 400), step=st.integers(1, 500))
 def test_any_text_is_reproduced_page_by_page(workspace: Path, lines: list[str], times: int, step: int) -> None:
     (workspace / "a.txt").write_text("".join(f"{line}\n" for line in lines * times), newline="")

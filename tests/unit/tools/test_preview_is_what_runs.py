@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from farhand.gateway.workspace.files_tools import NativeFiles
@@ -220,10 +220,6 @@ def of_tool(tool: Tool, arguments: dict[str, Any]) -> tuple[Awaitable[Preview], 
     return preview_or_error(preview()), run
 
 
-LONG = settings(max_examples=150, deadline=None)
-
-
-@LONG
 @given(call=calls(NODE), old=TEXTS)
 def test_on_a_node(call: tuple[str, dict[str, Any]], old: str) -> None:
     name, arguments = call
@@ -246,7 +242,6 @@ def test_on_a_node(call: tuple[str, dict[str, Any]], old: str) -> None:
         world.close()
 
 
-@LONG
 @given(call=calls(AGENT), old=TEXTS)
 def test_of_the_agent(call: tuple[str, dict[str, Any]], old: str) -> None:
     name, arguments = call
@@ -258,7 +253,6 @@ def test_of_the_agent(call: tuple[str, dict[str, Any]], old: str) -> None:
         world.close()
 
 
-@LONG
 @given(call=calls(GUIDE), old=TEXTS)
 def test_of_agent_process(call: tuple[str, dict[str, Any]], old: str) -> None:
     name, arguments = call
@@ -275,7 +269,6 @@ def test_of_agent_process(call: tuple[str, dict[str, Any]], old: str) -> None:
         world.close()
 
 
-@LONG
 @given(call=calls(NATIVE), old=TEXTS)
 def test_of_the_workspace(call: tuple[str, dict[str, Any]], old: str) -> None:
     name, arguments = call

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
@@ -275,7 +275,6 @@ json_text = st.recursive(
 ).map(lambda value: json.dumps(value).encode())
 
 
-@settings(max_examples=200, deadline=None)
 @given(json_text | st.binary())
 def test_no_arguments_raise_anything_but_invalid_args(text: bytes) -> None:
     parameters = Parameters(simple)
@@ -289,7 +288,6 @@ def test_no_arguments_raise_anything_but_invalid_args(text: bytes) -> None:
         assert isinstance(arguments["exact"], bool)
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.text(), st.integers(-(2**63), 2**63 - 1), st.booleans())
 def test_right_arguments_arrive_as_sent(query: str, limit: int, exact: bool) -> None:
     sent = {"query": query, "limit": limit, "exact": exact}

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from cronsim import CronSim
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from farhand.gateway.schedule.time_parsing import (
@@ -233,7 +233,6 @@ def test_a_star_fires_at_exactly_the_minutes_that_match(expr: str, zone: str) ->
         assert found == wanted
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from(PASSING + FIXED),
     st.sampled_from(sorted(CHANGES)),

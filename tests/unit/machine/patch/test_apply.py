@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from farhand.machine.files.confined_root import ConfinedRoot
@@ -129,7 +129,6 @@ def test_a_full_disk_changes_nothing(tmp_path: Path) -> None:
 LINES = st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\n\r"), max_size=8), min_size=1, max_size=20)
 
 
-@settings(max_examples=200, deadline=None)
 @given(lines=LINES, new=LINES, data=st.data())
 def test_a_hunk_of_the_whole_file_turns_it_into_the_new_one(
     lines: list[str], new: list[str], data: st.DataObject

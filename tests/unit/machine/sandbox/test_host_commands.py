@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from farhand.machine.sandbox.host_commands import allowed, read_command
 from farhand.protocol.errors import NotAllowed
+from tests.support.fork_server import FARHAND, run_process
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,6 @@ def test_the_list_is_of_first_words() -> None:
         assert not allowed(words, ["git", "systemctl status", ""])
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     words=st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1), min_size=1, max_size=5)
 )
@@ -99,7 +98,6 @@ def test_quoted_words_arrive_as_they_are(words: list[str]) -> None:
     assert read_command(shlex.join(["git", *words])) == (None, ["git", *words])
 
 
-@settings(max_examples=300, deadline=None)
 @given(text=st.text(st.sampled_from("git'\"\\ ;&|$()`\n<>*ab/"), max_size=30))
 def test_what_is_accepted_means_the_same_to_a_real_shell(text: str) -> None:
     """`sh` gives the same words to a program that prints them, and does nothing else."""
@@ -120,14 +118,7 @@ def wrapper(command: str | None, *arguments: str, **env: str) -> subprocess.Comp
     environment.pop("SSH_ORIGINAL_COMMAND", None)
     if command is not None:
         environment["SSH_ORIGINAL_COMMAND"] = command
-    return subprocess.run(
-        [sys.executable, "-m", "farhand", "host-wrapper", *arguments],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
+    return run_process([*FARHAND, "host-wrapper", *arguments], env=environment)
 
 
 def test_the_wrapper_runs_what_is_allowed_and_tells_its_status(tmp_path: Path) -> None:

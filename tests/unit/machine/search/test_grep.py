@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from farhand.machine.files.confined_root import ConfinedRoot
@@ -83,7 +83,6 @@ def backtracking(pattern: str, name: str) -> bool:
     return bool(name) and pattern[0] in ("?", name[0]) and backtracking(pattern[1:], name[1:])
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     st.lists(st.sampled_from(["*", "?", "a", "b", "[ab]"]), min_size=1, max_size=8),
     st.text("ab\n", max_size=8),
