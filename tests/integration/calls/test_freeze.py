@@ -75,7 +75,7 @@ def hand(gateway: GatewayProcess, tmp_path: Path) -> Iterator[NodeProcess]:
 def test_no_call_begins_and_the_refusal_says_since_when_by_whom_why_and_how_to_lift_it(
     gateway: GatewayProcess, hand: NodeProcess
 ) -> None:
-    answer = freeze(gateway, "it mails\neverybody")
+    answer = freeze(gateway, "it emails\neveryone")
     assert answer["frozen"] is True and answer["by"] == "owner" and answer["reason"] == "it emails everyone"
     said = refused(gateway.invoke("hand__Bash", {"command": "touch ran"}))
     assert "UTC by owner: it emails everyone" in said and "`farhand thaw`" in said
