@@ -212,7 +212,7 @@ def test_what_could_not_be_kept_comes_again_and_before_the_next(service: Channel
     asyncio.run(main())
 
 
-def test_what_is_no_message_is_skipped(service: ChannelDouble, plugins: Plugins) -> None:
+def test_an_invalid_message_is_skipped(service: ChannelDouble, plugins: Plugins) -> None:
     only_if(service.receives and service.noisy)
 
     async def main() -> None:

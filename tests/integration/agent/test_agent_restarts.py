@@ -115,7 +115,7 @@ def test_stop_after_a_restart_ends_what_was_started_before(house: House, tmp_pat
         assert marked("sleep\0002234567\0") == marked("sleep\0002234568\0") == []
 
 
-def test_a_run_is_stopped_though_its_machine_does_not_answer(house: House, tmp_path: Path) -> None:
+def test_a_run_is_stopped_although_its_machine_does_not_answer(house: House, tmp_path: Path) -> None:
     with Proxy(house.gateway.port) as proxy, NodeProcess(house.gateway, tmp_path, "far", url=proxy.url):
         session = house.session(
             calls(("far__Bash", {"command": "exec sleep 3234567", "background": True})),

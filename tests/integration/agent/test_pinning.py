@@ -87,7 +87,7 @@ def test_only_what_is_within_reach_is_offered(house: House) -> None:
     assert any("near__" in name or name == "tool_search" for name in pinned.offered)
 
 
-def test_what_is_no_machine_s_stays(house: House) -> None:
+def test_tools_that_belong_to_no_machine_stay_available(house: House) -> None:
     written, found = Pinned(house, node="near").run(
         ("gsv__WriteFile", {"path": "pinned.txt", "content": "x"}), ("memory_search", {"query": "anything"})
     )

@@ -275,7 +275,7 @@ def test_scheduled_work_is_held_and_continues_after_the_thaw(tmp_path: Path) -> 
 # -- it holds ---------------------------------------------------------------------------------------------
 
 
-def test_a_node_holds_it_by_itself_when_its_gateway_is_killed_and_when_it_is_restarted_itself(tmp_path: Path) -> None:
+def test_a_node_stays_frozen_when_its_gateway_is_killed_and_when_it_is_restarted(tmp_path: Path) -> None:
     port = free_port()
     gateway = GatewayProcess(tmp_path / "home", port=port)
     gateway.start()

@@ -247,7 +247,7 @@ def test_completions(tmp_path: Path) -> None:
     assert complete(f"/image {tmp_path}/ph") == ["oto.png"] == complete(f"see @{tmp_path}/ph")
 
 
-def test_files_that_are_no_images(tmp_path: Path) -> None:
+def test_files_that_are_not_images(tmp_path: Path) -> None:
     (tmp_path / "x.png").write_text("text")
     with pytest.raises(ImageError, match="is not a PNG"):
         read_image(str(tmp_path / "x.png"))

@@ -557,7 +557,7 @@ def test_programs_on_this_machine_are_not_locked_out(gateway: GatewayProcess) ->
     assert gateway.request("GET", "/v1/nodes").status == 200
 
 
-def test_missing_token_is_no_guess(gateway: GatewayProcess) -> None:
+def test_a_missing_token_does_not_count_as_a_guess(gateway: GatewayProcess) -> None:
     far = {"X-Forwarded-For": "203.0.113.9"}
     for _ in range(15):
         assert gateway.request("GET", "/v1/nodes", token=None, headers=far).status == 401

@@ -255,7 +255,7 @@ def test_an_unsigned_post_is_refused(talk: Talk, headers: dict[str, str]) -> Non
     assert "mallory" not in json.dumps(talk.gateway.get("/v1/sessions"))
 
 
-def test_a_signed_post_that_is_no_message_is_refused(talk: Talk) -> None:
+def test_a_signed_post_that_is_not_a_message_is_refused(talk: Talk) -> None:
     for body in (b"not json", b"[]", b'{"id": "1"}', b'{"id":"1","sender":"x","text":5}'):
         answer = talk.gateway.request("POST", "/hooks/crm", body, token=None, headers=signed(body))
         assert answer.status == 400, answer

@@ -280,7 +280,7 @@ def false_words(call: str, ended: str) -> list[dict[str, Any]]:
 
 
 @asynchronous
-async def test_a_node_speaks_for_no_other(ground: Ground) -> None:
+async def test_a_node_cannot_answer_for_another(ground: Ground) -> None:
     def get(call: str) -> Any:
         return ground.gateway.get(f"/v1/calls/{call}")
 

@@ -229,7 +229,7 @@ def test_a_memory_folder_that_leads_outside_is_left_out(folder: Path, tmp_path: 
     assert search(folder, "birthday").hits == []
 
 
-def test_bytes_that_are_no_text_do_no_harm(folder: Path) -> None:
+def test_bytes_that_are_not_text_do_no_harm(folder: Path) -> None:
     (folder / "memory" / "odd.md").write_bytes(b"\xff\xfe needle \0 after\n\xc3\n")
     (folder / "memory" / "bom.md").write_bytes(b"\xef\xbb\xbf# Heading\nhaystack\n")
     (folder / "memory" / "empty.md").write_bytes(b"")

@@ -179,7 +179,7 @@ def test_a_root_given_through_a_link_allows_both_spellings(place: Path) -> None:
     assert content(files, str(place / "inside" / "deep" / "note")) == "inside"
 
 
-def test_a_workspace_outside_the_roots_is_no_way_in(place: Path) -> None:
+def test_a_workspace_outside_the_roots_grants_no_access(place: Path) -> None:
     with pytest.raises(NotAllowed):
         Files(place / "outside", roots=[ConfinedRoot(place / "inside")]).open("note")
 

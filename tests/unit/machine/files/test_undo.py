@@ -242,7 +242,7 @@ def test_a_file_on_another_disk_is_copied(tmp_path: Path) -> None:
         assert path.read_bytes() == b"old"
 
 
-def test_a_name_that_is_no_text_is_as_good_as_any(machine: Machine) -> None:
+def test_a_name_that_is_not_text_works(machine: Machine) -> None:
     name = os.fsdecode(b"caf\xe9")
     (machine.work / name).write_bytes(b"old")
     machine.write("c1", name, b"new")

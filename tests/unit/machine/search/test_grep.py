@@ -370,7 +370,7 @@ def test_an_invalid_expression(tree: Path, pattern: str) -> None:
     assert "--" not in str(refused.value)
 
 
-def test_rust_syntax_is_understood_and_dashes_are_no_options(tree: Path) -> None:
+def test_rust_syntax_is_understood_and_dashes_are_not_options(tree: Path) -> None:
     (tree / "rust").write_text("Straße 42\n--files\n")
     assert hits(tree, r"\p{L}+\s\p{Nd}{2}$") == [("rust", 1, "Straße 42")]
     assert hits(tree, r"(?i)STRASSE|straße") == [("rust", 1, "Straße 42")]

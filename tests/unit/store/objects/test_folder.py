@@ -144,7 +144,7 @@ def test_a_link_within_is_followed_and_its_removal_spares_the_target(home: Path)
     asyncio.run(main())
 
 
-def test_what_is_no_regular_file_is_no_object(home: Path) -> None:
+def test_a_path_that_is_not_a_regular_file_is_not_an_object(home: Path) -> None:
     async def main() -> None:
         objects = FolderObjects(home)
         (home / "agents" / "main").mkdir(parents=True)
@@ -208,7 +208,7 @@ def test_an_aborted_writer_leaves_no_folder(home: Path) -> None:
     assert os.listdir(home / "agents" / "main") == []
 
 
-def test_names_that_are_no_text_are_left_out(home: Path) -> None:
+def test_names_that_are_not_text_are_left_out(home: Path) -> None:
     async def main() -> None:
         objects = FolderObjects(home)
         await objects.put("agents/main/x", b"")
