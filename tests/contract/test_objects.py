@@ -79,7 +79,7 @@ def resident_bytes() -> int:
 # -- one object -----------------------------------------------------------------------------------------------------
 
 
-def test_what_is_put_is_got(on_engine: Callable[[Check], None]) -> None:
+def test_a_stored_object_can_be_read(on_engine: Callable[[Check], None]) -> None:
     async def check(objects: Objects) -> None:
         data = bytes(range(256)) * 10
         put = await objects.put("agents/main/notes/a.md", data)

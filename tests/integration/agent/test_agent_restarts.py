@@ -49,9 +49,7 @@ def test_a_run_that_waited_for_the_model_asks_again(house: House, restart: objec
 
 
 @restarts
-def test_what_a_node_finished_meanwhile_is_the_result_of_the_call(
-    house: House, tmp_path: Path, restart: object
-) -> None:
+def test_a_result_that_a_node_finished_meanwhile_is_used(house: House, tmp_path: Path, restart: object) -> None:
     with NodeProcess(house.gateway, tmp_path / "node", "laptop") as laptop:
         go, count = laptop.workspace / "go", laptop.workspace / "count"
         command = f"echo ran >> {count}; until [ -e {go} ]; do sleep 0.05; done; echo finished"

@@ -140,7 +140,7 @@ def test_nothing_else_comes_along_with_a_host_command(sandboxed: GatewayProcess,
     assert not trace.exists()
 
 
-def test_what_host_commands_cannot_do_is_refused(sandboxed: GatewayProcess) -> None:
+def test_unsupported_options_of_host_commands_are_refused(sandboxed: GatewayProcess) -> None:
     for more in ({"background": True}, {"env": {"A": "b"}}):
         answer = sandboxed.invoke("exec", {"command": "hostname", **more})
         assert "is not supported for host commands" in answer["error"]["message"]

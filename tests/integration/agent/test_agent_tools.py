@@ -579,7 +579,7 @@ def processes(command: str) -> list[str]:
     return [line for line in listed.splitlines() if line == command]
 
 
-def test_what_a_local_command_prints_can_be_read_while_it_runs(agent: Hands) -> None:
+def test_output_of_a_local_command_can_be_read_while_it_runs(agent: Hands) -> None:
     go = agent.folder / "go-on"
     call = agent.gateway.request(
         "POST",

@@ -53,7 +53,7 @@ def test_only_one_of_many_concurrent_requests_is_carried_out(gateway: GatewayPro
     assert len(set(answers)) == 1 and made(gateway) == 1
 
 
-def test_what_was_refused_does_not_use_the_key_up(gateway: GatewayProcess) -> None:
+def test_a_refused_request_does_not_use_up_its_key(gateway: GatewayProcess) -> None:
     assert make(gateway, "k", scopes=[]).status == 400
     assert make(gateway, "k", expires_seconds=-1).status == 400
     assert make(gateway, "k").status == 201 and made(gateway) == 1

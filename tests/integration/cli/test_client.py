@@ -40,7 +40,7 @@ def test_without_a_gateway_every_command_says_what_to_run(tmp_path: Path, argume
     assert as_json.status == 1 and as_json.err == "" and as_json.json()["error"]["code"] == "no_gateway"
 
 
-def test_what_a_crashed_gateway_left_behind_is_not_taken_for_one(tmp_path: Path) -> None:
+def test_files_of_a_crashed_gateway_do_not_count_as_a_running_one(tmp_path: Path) -> None:
     gateway = GatewayProcess(tmp_path / "home")
     gateway.start()
     gateway.kill()

@@ -173,7 +173,7 @@ def test_a_new_file_here_has_the_mode_of_the_umask_and_can_be_run_if_the_source_
     assert modes == {"run": 0o750, "read": 0o640}
 
 
-def test_what_is_for_its_owner_alone_stays_so_and_programs_can_be_run(node: NodeProcess, tmp_path: Path) -> None:
+def test_private_files_stay_private_and_programs_stay_executable(node: NodeProcess, tmp_path: Path) -> None:
     there = node.workspace / "alone"
     for folder in (there, tmp_path / "alone"):
         (folder / "keys").mkdir(parents=True)

@@ -168,7 +168,7 @@ def test_a_name_that_comes_twice_is_judged_and_run_alike(hands: NodeProcess) -> 
 
 
 @pytest.mark.parametrize("swap", ["file", "folder", "workdir"])
-def test_what_became_a_link_since_it_was_shown_is_refused(hands: NodeProcess, tmp_path: Path, swap: str) -> None:
+def test_a_path_that_became_a_link_since_the_preview_is_refused(hands: NodeProcess, tmp_path: Path, swap: str) -> None:
     place = hands.workspace / f"swap-{swap}"
     if swap == "file":
         place.write_text("t\n")

@@ -382,7 +382,7 @@ def test_chunked_body_too_large_is_413(shared_gateway: GatewayProcess) -> None:
         "\x16\x03\x01\x02\x00\x01",
     ],
 )
-def test_what_is_not_http_gets_no_service(shared_gateway: GatewayProcess, request_text: str) -> None:
+def test_requests_that_are_not_http_are_refused(shared_gateway: GatewayProcess, request_text: str) -> None:
     with contextlib.suppress(TimeoutError):
         answer = raw(shared_gateway, request_text, seconds=2)
         assert answer == b"" or answer.split(b" ")[1][:1] == b"4", answer[:200]

@@ -116,7 +116,7 @@ def test_peer_kind_and_account_are_honoured(talk: Talk) -> None:
         ({"text": "x", "channel": "crm", "to": "y", "media": ["no.txt"]}, "not_found", "no.txt"),
     ],
 )
-def test_what_cannot_be_sent_is_refused(talk: Talk, args: dict[str, Any], kind: str, words: str) -> None:
+def test_an_invalid_message_is_refused_with_the_reason(talk: Talk, args: dict[str, Any], kind: str, words: str) -> None:
     answer = sends(talk, args)
     assert not answer["ok"] and answer["error"]["kind"] == kind, answer
     assert words in answer["error"]["message"], answer
@@ -334,7 +334,7 @@ def test_a_post_with_the_same_key_is_one_post(talk: Talk) -> None:
 # -- the outbox -----------------------------------------------------------------------------------------------
 
 
-def test_what_was_accepted_is_delivered_once_the_service_is_back_in_order(tmp_path: Path) -> None:
+def test_accepted_messages_are_delivered_in_order_when_the_service_is_back(tmp_path: Path) -> None:
     with Talk(tmp_path / "home") as talk:
         talk.receiver.down()
         for number in range(3):

@@ -87,9 +87,7 @@ def test_the_node_of_up_takes_no_program_of_its_current_folder(tmp_path: Path) -
 
 @needs_bubblewrap
 @pytest.mark.parametrize("level", ["bubblewrap", "landlock"])
-def test_what_is_kept_of_a_trial_stays_in_the_lent_folder(
-    shared_gateway: GatewayProcess, tmp_path: Path, level: str
-) -> None:
+def test_a_kept_trial_changes_only_the_lent_folder(shared_gateway: GatewayProcess, tmp_path: Path, level: str) -> None:
     root, outside, node = tmp_path / "root", tmp_path / "outside", f"swapped-{level}"
     for folder in (root / "folder", outside):
         folder.mkdir(parents=True)

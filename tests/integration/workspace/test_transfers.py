@@ -117,7 +117,7 @@ def test_modes_of_old_files_stay_and_programs_can_be_run(pair: Pair) -> None:
     assert (pair.right.workspace / "fresh.sh").stat().st_mode & 0o111
 
 
-def test_what_was_for_its_owner_alone_stays_so(pair: Pair) -> None:
+def test_private_files_stay_private(pair: Pair) -> None:
     key = pair.left.workspace / "id_ed25519"
     key.write_text("private")
     key.chmod(0o600)

@@ -155,7 +155,7 @@ def test_a_link_is_looked_at_each_time(folder: Path) -> None:
     remember(folder, work)
 
 
-def test_what_the_kernel_does_not_tell_is_noticed_when_all_is_looked_at(folder: Path, tmp_path: Path) -> None:
+def test_changes_that_the_kernel_does_not_report_are_found_by_a_full_check(folder: Path, tmp_path: Path) -> None:
     """Another name of the same file, in a folder that is not watched."""
     other = tmp_path / "other name"
     other.hardlink_to(folder / "MEMORY.md")

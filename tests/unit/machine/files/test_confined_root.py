@@ -63,7 +63,7 @@ def test_folders_beneath_are_opened(place: Path, opener: Opener) -> None:
 
 
 @pytest.mark.parametrize("path", ["{top}/outside", "{top}", "{top}/inside/../outside", "{top}/inside-too"])
-def test_what_is_not_beneath_is_refused(place: Path, opener: Opener, path: str) -> None:
+def test_a_path_outside_is_refused(place: Path, opener: Opener, path: str) -> None:
     (place / "inside-too").mkdir()
     with pytest.raises(OSError) as refused:
         ConfinedRoot(place / "inside", opener=opener).open_folder(path.format(top=place))

@@ -147,7 +147,7 @@ def test_a_child_that_holds_the_output_does_not_hold_up_the_end(box: Box) -> Non
     box.run(scenario, end=True)
 
 
-def test_what_a_command_left_running_is_killed_with_it(box: Box) -> None:
+def test_left_over_processes_of_a_command_are_killed_with_it(box: Box) -> None:
     async def scenario(jobs: Jobs) -> None:
         job, _ = await finish(jobs, "setsid sleep 1000 & sleep 1001 &")
         ending = await jobs.end(job, grace=0)

@@ -216,7 +216,7 @@ def test_finding_agrees_with_the_pattern_name_by_name(tmp_path: Path, pattern: s
     assert sorted(found(tmp_path, f"**/{pattern}")) == expected
 
 
-def test_what_is_hidden_is_passed_over_wherever_it_lies(tmp_path: Path) -> None:
+def test_hidden_files_are_skipped_everywhere(tmp_path: Path) -> None:
     for path in ("token", "notes.md", "keys/one.md", "keys/deep/two.md", "open/token", "open/three.md"):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).touch()

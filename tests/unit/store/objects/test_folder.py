@@ -50,7 +50,7 @@ def test_a_given_content_type_survives_a_restart_and_leaves_no_file_beside(home:
     asyncio.run(main())
 
 
-def test_what_was_not_finished_is_removed_at_the_next_start(home: Path) -> None:
+def test_unfinished_writes_are_removed_at_the_next_start(home: Path) -> None:
     async def main() -> None:
         objects = FolderObjects(home)
         await objects.put("agents/main/kept", b"kept")
