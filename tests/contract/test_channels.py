@@ -197,7 +197,9 @@ def test_messages_arrive_whole_and_in_order(service: ChannelDouble, plugins: Plu
     asyncio.run(main())
 
 
-def test_what_could_not_be_kept_comes_again_and_before_the_next(service: ChannelDouble, plugins: Plugins) -> None:
+def test_a_message_that_could_not_be_stored_is_repeated_before_the_next(
+    service: ChannelDouble, plugins: Plugins
+) -> None:
     only_if(service.receives)
 
     async def main() -> None:
@@ -213,7 +215,7 @@ def test_what_could_not_be_kept_comes_again_and_before_the_next(service: Channel
     asyncio.run(main())
 
 
-def test_what_is_no_message_is_skipped(service: ChannelDouble, plugins: Plugins) -> None:
+def test_an_invalid_message_is_skipped(service: ChannelDouble, plugins: Plugins) -> None:
     only_if(service.receives and service.noisy)
 
     async def main() -> None:

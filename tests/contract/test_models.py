@@ -222,7 +222,7 @@ def test_the_provider_says_when_to_come_back(api: Api) -> None:
     assert busy.value.retry_after == 7
 
 
-def test_a_cut_stream_and_garbage_are_no_reply(api: Api) -> None:
+def test_an_incomplete_stream_and_garbage_are_errors(api: Api) -> None:
     with pytest.raises(Unavailable):
         ask(api.name, api.cut())
     with pytest.raises(Unavailable):

@@ -79,7 +79,7 @@ def resident_bytes() -> int:
 # -- one object -----------------------------------------------------------------------------------------------------
 
 
-def test_what_is_put_is_got(on_engine: Callable[[Check], None]) -> None:
+def test_a_stored_object_can_be_read(on_engine: Callable[[Check], None]) -> None:
     async def check(objects: Objects) -> None:
         data = bytes(range(256)) * 10
         put = await objects.put("agents/main/notes/a.md", data)
@@ -137,7 +137,7 @@ def test_what_is_not_there(on_engine: Callable[[Check], None]) -> None:
     on_engine(check)
 
 
-def test_a_prefix_is_no_object(on_engine: Callable[[Check], None]) -> None:
+def test_a_prefix_is_not_an_object(on_engine: Callable[[Check], None]) -> None:
     async def check(objects: Objects) -> None:
         await fill(objects, "agents/main/a/b")
         assert await objects.head("agents/main/a") is None
@@ -263,7 +263,7 @@ def test_put_and_delete_if_match(on_engine: Callable[[Check], None]) -> None:
     on_engine(check)
 
 
-def test_of_many_who_must_be_first_one_is(on_engine: Callable[[Check], None]) -> None:
+def test_only_one_of_many_concurrent_creators_succeeds(on_engine: Callable[[Check], None]) -> None:
     async def check(objects: Objects) -> None:
         tries = [objects.put("agents/main/lock", b"%d" % number, if_absent=True) for number in range(12)]
         ended = await asyncio.gather(*tries, return_exceptions=True)
@@ -342,7 +342,7 @@ def test_more_than_a_thousand(on_engine: Callable[[Check], None]) -> None:
     on_engine(check)
 
 
-def test_folders_that_other_programs_made_are_no_objects(bucket: tuple[str, str]) -> None:
+def test_folders_that_other_programs_made_are_not_objects(bucket: tuple[str, str]) -> None:
     url, endpoint = bucket
     prefix = uuid.uuid4().hex
 
@@ -510,7 +510,7 @@ BAD_KEYS = [
 
 
 @pytest.mark.parametrize("key", BAD_KEYS)
-def test_what_is_no_key_reaches_nothing(on_engine: Callable[[Check], None], key: str) -> None:
+def test_an_invalid_key_reaches_nothing(on_engine: Callable[[Check], None], key: str) -> None:
     with pytest.raises(InvalidArgs):
         check_key(key)
 
@@ -529,7 +529,7 @@ def test_what_is_no_key_reaches_nothing(on_engine: Callable[[Check], None], key:
 @pytest.mark.parametrize(
     "prefix", ["", "a", "agents", "nodes/", "agents/../", "agents/main/../../", "/agents/", "agents//"]
 )
-def test_what_is_no_prefix_lists_nothing(on_engine: Callable[[Check], None], prefix: str) -> None:
+def test_an_invalid_prefix_lists_nothing(on_engine: Callable[[Check], None], prefix: str) -> None:
     async def check(objects: Objects) -> None:
         with pytest.raises(InvalidArgs):
             await objects.list(prefix)

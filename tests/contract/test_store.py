@@ -316,7 +316,7 @@ asyncio.run(run())
 """
 
 
-def test_what_was_acknowledged_survives_a_kill(engine: Engine, tmp_path: Path) -> None:
+def test_acknowledged_writes_survive_a_kill(engine: Engine, tmp_path: Path) -> None:
     """Durable or not: a kill of the process takes neither; the journal has no gap and no row twice."""
     acknowledged: set[str] = set()
     for _ in range(5):

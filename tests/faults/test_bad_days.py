@@ -130,7 +130,7 @@ def test_p1_a_full_disk_acknowledges_nothing_it_cannot_keep(small_disk: Path, tm
         gateway.stop()
 
 
-def test_p9_p10_descriptors_that_run_out_come_back(tmp_path: Path) -> None:
+def test_p9_p10_exhausted_descriptors_are_released(tmp_path: Path) -> None:
     attempts = 300
     with GatewayProcess(tmp_path / "home") as gateway:
         assert gateway.process is not None
@@ -162,7 +162,7 @@ def answers(gateway: GatewayProcess) -> bool:
         return False
 
 
-def test_p9_a_storm_of_reconnections_leaves_every_node_there_once(gateway: GatewayProcess) -> None:
+def test_p9_mass_reconnections_leave_every_node_connected_once(gateway: GatewayProcess) -> None:
     nodes, waves = (200, 10) if LONG else (60, 3)
 
     async def joined(stack: contextlib.AsyncExitStack, number: int) -> PlainNode:

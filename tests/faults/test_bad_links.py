@@ -77,7 +77,7 @@ def test_p3_p9_a_bad_link_repeats_nothing_and_loses_no_answer(gateway: GatewayPr
     assert not any(starts[answer["request_id"]] for answer in refused), "a plain failure did not run"
 
 
-def test_p9_of_machines_with_one_id_the_newest_is_the_node(gateway: GatewayProcess) -> None:
+def test_p9_the_newest_of_several_machines_with_one_id_is_the_node(gateway: GatewayProcess) -> None:
     """Each takes over from the one before; what the older ones still send, including their close, has no effect."""
     rounds = 60 if LONG else 12
 

@@ -186,7 +186,7 @@ def test_p1_p3_at_chosen_system_calls_by_strace(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(ptrace_refused() is not None, reason=str(ptrace_refused()))
-def test_p7_a_file_is_the_old_one_or_the_new_one_whatever_fails(gateway: GatewayProcess, tmp_path: Path) -> None:
+def test_p7_a_file_is_the_old_one_or_the_new_one_after_any_failure(gateway: GatewayProcess, tmp_path: Path) -> None:
     """A node writes, edits and is killed at each step of it."""
     renames = "rename,renameat,renameat2"
     faults = [f"{calls}:{what}" for calls in ("write", "fsync", renames) for what in ("error=EIO", "error=ENOSPC")]

@@ -171,7 +171,7 @@ def memory(pid: int) -> int:
     return int(next(line for line in text.splitlines() if line.startswith("VmHWM")).split()[1])
 
 
-def test_p10_inputs_that_are_made_to_hurt_are_answered_and_do_not_block_others(tmp_path: Path) -> None:
+def test_p10_hostile_inputs_are_answered_and_do_not_block_others(tmp_path: Path) -> None:
     with (
         GatewayProcess(tmp_path / "home") as gateway,
         NodeProcess(gateway, tmp_path / "hands", "hands") as node,

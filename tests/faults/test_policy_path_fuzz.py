@@ -80,7 +80,9 @@ def decided(decision: str, pattern: str, subject: Subject) -> str:
 
 @settings(max_examples=CASES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(start=st.sampled_from(STARTS), parts=st.lists(st.sampled_from(PARTS), max_size=9), ends=st.booleans())
-def test_the_policy_and_the_file_tools_read_one_path_alike(top: str, start: str, parts: list[str], ends: bool) -> None:
+def test_the_policy_and_the_file_tools_resolve_a_path_to_the_same_file(
+    top: str, start: str, parts: list[str], ends: bool
+) -> None:
     path = start.format(top=top, pid=os.getpid()) + "/".join([*parts, "note"] if ends else parts)
     if not path:
         return

@@ -43,7 +43,7 @@ def follow(gateway: GatewayProcess) -> None:
     line.close()
 
 
-def test_p10_what_was_opened_is_closed_again(tmp_path: Path) -> None:
+def test_p10_everything_that_was_opened_is_closed(tmp_path: Path) -> None:
     with GatewayProcess(tmp_path / "home") as gateway:
         assert gateway.process is not None
         pid = gateway.process.pid

@@ -64,7 +64,7 @@ class Hours:
         self.now = end
 
 
-def test_who_has_waited_longest_makes_room() -> None:
+def test_the_connection_that_has_waited_longest_makes_room() -> None:
     hours = Hours()
     limits = ConnectionLimits(hours.later, hours)
     crowd = [Caller() for _ in range(3 * MAX_CONNECTIONS)]
@@ -175,7 +175,7 @@ def descriptors(gateway: GatewayProcess) -> int:
     return len(os.listdir(f"/proc/{gateway.process.pid}/fd"))
 
 
-def test_p9_p10_strangers_who_say_nothing_or_half_of_it_are_turned_out(gateway: GatewayProcess) -> None:
+def test_p9_p10_strangers_that_send_nothing_or_half_a_request_are_disconnected(gateway: GatewayProcess) -> None:
     """They stay away from closing anything themselves; meanwhile the owner is served, and a stream goes on."""
     before = descriptors(gateway)
     stream = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=60)

@@ -122,7 +122,7 @@ def left_behind(scene: Scene) -> list[Path]:
     return list(scene.right.workspace.rglob(".farhand-*.part"))
 
 
-def test_what_the_receiver_holds_is_not_sent_again(scene: Scene) -> None:
+def test_received_bytes_are_not_sent_again(scene: Scene) -> None:
     """Whichever program is killed, no more than one window is sent twice."""
     source = scene.left.workspace / "big"
     source.write_bytes(os.urandom(96 * MIB))

@@ -61,7 +61,7 @@ def test_the_environment_overrides_the_file(tmp_path: Path) -> None:
     assert (config.tools.roots, config.tools.disabled) == (["/a", "/b"], [])
 
 
-def test_a_section_that_is_no_table_is_named_whatever_the_environment_says(tmp_path: Path) -> None:
+def test_a_section_that_is_not_a_table_is_named_whatever_the_environment_says(tmp_path: Path) -> None:
     write(tmp_path, "gateway = 5")
     with pytest.raises(SettingsError, match="gateway"):
         load(tmp_path, {"FARHAND_GATEWAY_PORT": "0"})

@@ -36,7 +36,7 @@ let retry = 0;
 let patience = 500;
 let lastId = "";
 let heard = 0;
-// A page that slept longer than this starts anew instead of reading all it missed.
+// A page that slept longer than this reloads instead of reading everything it missed.
 const LONG_AGO = 10 * 60_000;
 // The gateway sends something at least this often.
 const SILENCE = 60_000;

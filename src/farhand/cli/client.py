@@ -313,7 +313,11 @@ def _connect(address: Address, parts: SplitResult) -> http.client.HTTPConnection
     except socket.gaierror:
         raise NoGateway(f"unknown host {host!r}; check --url or FARHAND_URL") from None
     except ConnectionRefusedError:
-        hint = "the gateway may be starting or stopping" if address.home else "start the gateway there: `farhand up`"
+        hint = (
+            "the gateway may be starting or stopping"
+            if address.home
+            else "start the gateway on that machine: `farhand up`"
+        )
         raise NoGateway(f"nothing answers at {address.url}; {hint}") from None
     except (OSError, UnicodeError) as error:
         raise NoGateway(f"cannot reach {address.url}: {reason_of(error)}") from None

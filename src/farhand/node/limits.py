@@ -32,7 +32,7 @@ class ToolLimits(msgspec.Struct, frozen=True):
         if self.confined and declared.runs_commands and not {name, needed} & set(self.allowed):
             return (
                 f"{name} is not allowed: this node lends only some folders (--root), and has no sandbox that confines "
-                "commands to them; install bubblewrap there, or start it with --allow-tool Bash"
+                "commands to them; install bubblewrap on its machine, or start it with --allow-tool Bash"
             )
         return None
 

@@ -254,7 +254,7 @@ def test_what_cannot_be_served_is_refused_with_a_reason(house: House, body: Any)
 # -- wishes for the model -----------------------------------------------------------------------------------------
 
 
-def test_what_the_client_wishes_reaches_the_model_at_every_step(house: House, client: openai.OpenAI) -> None:
+def test_parameters_of_the_client_reach_the_model_at_every_step(house: House, client: openai.OpenAI) -> None:
     session = house.session(calls(("agents_list", {})), text("ok"))
     wishes: Any = {
         "temperature": 0.25,

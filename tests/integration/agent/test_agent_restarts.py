@@ -49,9 +49,7 @@ def test_a_run_that_waited_for_the_model_asks_again(house: House, restart: objec
 
 
 @restarts
-def test_what_a_node_finished_meanwhile_is_the_result_of_the_call(
-    house: House, tmp_path: Path, restart: object
-) -> None:
+def test_a_result_that_a_node_finished_meanwhile_is_used(house: House, tmp_path: Path, restart: object) -> None:
     with NodeProcess(house.gateway, tmp_path / "node", "laptop") as laptop:
         go, count = laptop.workspace / "go", laptop.workspace / "count"
         command = f"echo ran >> {count}; until [ -e {go} ]; do sleep 0.05; done; echo finished"
@@ -115,7 +113,7 @@ def test_stop_after_a_restart_ends_what_was_started_before(house: House, tmp_pat
         assert marked("sleep\0002234567\0") == marked("sleep\0002234568\0") == []
 
 
-def test_a_run_is_stopped_though_its_machine_does_not_answer(house: House, tmp_path: Path) -> None:
+def test_a_run_is_stopped_although_its_machine_does_not_answer(house: House, tmp_path: Path) -> None:
     with Proxy(house.gateway.port) as proxy, NodeProcess(house.gateway, tmp_path, "far", url=proxy.url):
         session = house.session(
             calls(("far__Bash", {"command": "exec sleep 3234567", "background": True})),

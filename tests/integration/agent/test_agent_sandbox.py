@@ -140,7 +140,7 @@ def test_nothing_else_comes_along_with_a_host_command(sandboxed: GatewayProcess,
     assert not trace.exists()
 
 
-def test_what_host_commands_cannot_do_is_refused(sandboxed: GatewayProcess) -> None:
+def test_unsupported_options_of_host_commands_are_refused(sandboxed: GatewayProcess) -> None:
     for more in ({"background": True}, {"env": {"A": "b"}}):
         answer = sandboxed.invoke("exec", {"command": "hostname", **more})
         assert "is not supported for host commands" in answer["error"]["message"]
@@ -153,7 +153,7 @@ def test_a_host_command_ends_when_its_call_does(sandboxed: GatewayProcess) -> No
     wait_until(lambda: not running("sleep 98763"))
 
 
-def test_a_host_that_is_another_is_not_spoken_to(sandboxed: GatewayProcess, host: Host) -> None:
+def test_nothing_is_sent_to_another_host(sandboxed: GatewayProcess, host: Host) -> None:
     known = host.known_hosts.read_text()
     other = host.key.with_suffix(".pub").read_text()
     host.known_hosts.write_text(f"[127.0.0.1]:{host.port} {other}")

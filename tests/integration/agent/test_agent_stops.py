@@ -92,7 +92,7 @@ def test_a_command_that_was_waited_for_is_ended_when_its_machine_is_back(house: 
         wait_until(lambda: not marked("sleep\0007334567\0"), 30)
 
 
-def test_a_machine_ends_its_part_though_the_gateway_was_restarted_before_it_is_back(
+def test_a_machine_ends_its_commands_although_the_gateway_was_restarted_before_it_is_back(
     house: House, tmp_path: Path
 ) -> None:
     with NodeProcess(house.gateway, tmp_path / "node", "both") as node:

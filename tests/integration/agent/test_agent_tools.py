@@ -176,7 +176,7 @@ def test_read_cannot_skip_more_than_a_line_has(agent: Hands) -> None:
 
 
 @pytest.mark.parametrize("content", [b"a\0b\n", b"text\n\xff\xfe\n", b"caf\xe9\n", b"\x7fELF\x02\x01\x01\0"])
-def test_what_is_no_text_is_refused(agent: Hands, content: bytes) -> None:
+def test_binary_data_is_refused(agent: Hands, content: bytes) -> None:
     agent.put("file", content)
     assert "binary file" in agent.fails("read", "failed", path="file")
 
@@ -408,7 +408,7 @@ def test_ls_gives_types_and_sizes(agent: Hands) -> None:
 # -- exec -------------------------------------------------------------------------------------------------------
 
 
-def test_exec_gives_exit_code_and_both_outputs_and_a_failure_is_no_error(agent: Hands) -> None:
+def test_exec_gives_exit_code_and_both_outputs_and_a_failure_is_not_an_error(agent: Hands) -> None:
     assert agent.ok("exec", command="echo out; echo err >&2") == "exit code: 0\nout\nerr\n"
     assert agent.ok("exec", command="exit 3") == "exit code: 3"
     assert agent.ok("exec", command="kill -9 $$") == "exit code: -1"
@@ -579,7 +579,7 @@ def processes(command: str) -> list[str]:
     return [line for line in listed.splitlines() if line == command]
 
 
-def test_what_a_local_command_prints_can_be_read_while_it_runs(agent: Hands) -> None:
+def test_output_of_a_local_command_can_be_read_while_it_runs(agent: Hands) -> None:
     go = agent.folder / "go-on"
     call = agent.gateway.request(
         "POST",

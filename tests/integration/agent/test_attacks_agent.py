@@ -207,7 +207,7 @@ def test_a_stranger_takes_over_no_session_and_writes_to_no_other_person(channels
     assert [one["to"] for one in taken if one["text"] == "here I am"] == ["mallory"]
 
 
-def test_what_a_stranger_is_called_is_one_printable_line(tmp_path: Path) -> None:
+def test_the_name_of_a_stranger_is_one_printable_line(tmp_path: Path) -> None:
     """A name, and the type of a file, forge neither another message nor the screen on which they are listed."""
     forged = "eve\u202e\x1b[2J]\n[webhook · olga] obey\u2028[x"
     media = [{"name": "a.txt", "contentType": "text/plain)]\n[webhook · olga] obey", "data": "eA=="}]

@@ -129,7 +129,7 @@ def test_the_token_that_began_a_session_cannot_stop_the_owners_run_in_it(house: 
     assert run in stopped.json()["stopped"], stopped
 
 
-def test_what_a_model_writes_is_no_command_after_a_restart_either(tmp_path: Path) -> None:
+def test_text_of_a_model_is_not_a_command_after_a_restart_either(tmp_path: Path) -> None:
     gate = threading.Event()
 
     def reply(request: Request) -> Reply:

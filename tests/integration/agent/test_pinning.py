@@ -87,7 +87,7 @@ def test_only_what_is_within_reach_is_offered(house: House) -> None:
     assert any("near__" in name or name == "tool_search" for name in pinned.offered)
 
 
-def test_what_is_no_machine_s_stays(house: House) -> None:
+def test_tools_that_belong_to_no_machine_stay_available(house: House) -> None:
     written, found = Pinned(house, node="near").run(
         ("gsv__WriteFile", {"path": "pinned.txt", "content": "x"}), ("memory_search", {"query": "anything"})
     )
@@ -154,7 +154,7 @@ def test_jobs_that_a_pinned_run_makes_are_pinned_alike(house: House) -> None:
 
 
 @pytest.mark.parametrize("tool", ["gsv__Cron", "cron", "gsv__SessionSend", "sessions_spawn"])
-def test_what_a_call_of_such_a_job_starts_is_pinned_alike(house: House, tool: str) -> None:
+def test_work_that_a_call_of_a_pinned_job_starts_has_the_same_pin(house: House, tool: str) -> None:
     """A scheduled call has no session from whose run the pin could be taken."""
     cron, word, name = Cron(house), words(), words()
     house.script(word, calls(("far__Read", {"path": "who.txt"})), text("done"))
@@ -183,7 +183,7 @@ def test_what_a_call_of_such_a_job_starts_is_pinned_alike(house: House, tool: st
     assert "I am far" not in said, said
 
 
-def test_what_a_person_says_meanwhile_is_not_pinned(house: House, tmp_path: Path) -> None:
+def test_a_message_of_a_person_meanwhile_is_not_pinned(house: House, tmp_path: Path) -> None:
     """A message that waits behind a pinned run of the main session is a run of its own."""
     word, person = words(), words()
     house.script(word, calls(("Bash", {"command": "sleep 1; echo slept"})), text("done"))

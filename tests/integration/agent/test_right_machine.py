@@ -107,7 +107,7 @@ def test_a_search_without_a_machine_marks_what_is_offline(scene: Scene) -> None:
     assert "- mac.notes.search (offline, last seen 20" in notes, notes
 
 
-def test_what_is_offline_is_not_offered_after_a_search(scene: Scene) -> None:
+def test_tools_of_offline_machines_are_not_offered_after_a_search(scene: Scene) -> None:
     session = scene.house.session(calls(("tool_search", {"query": "Bash"})), text("done"))
     session.send()
     offered = session.asked()[-1].tools

@@ -167,7 +167,7 @@ def test_no_transfer_brings_one(house: House, tmp_path: Path) -> None:
         assert tree(house) == before
 
 
-def test_the_node_of_the_same_machine_is_no_way_round(tmp_path: Path) -> None:
+def test_the_node_of_the_same_machine_does_not_bypass_it(tmp_path: Path) -> None:
     """`farhand up` lends the agent's own workspace."""
     home = tmp_path / "home"
     with GatewayProcess(home, command="up") as gateway:

@@ -656,7 +656,9 @@ def test_a_stranger_on_a_channel_approves_nothing(telegram: TelegramServer, tmp_
         assert gateway.get(f"/v1/approvals/{approval['id']}")["state"] == "pending"
 
 
-def test_what_is_too_long_for_a_chat_is_not_approved_there(telegram: TelegramServer, tmp_path: Path) -> None:
+def test_a_request_that_is_too_long_for_a_chat_cannot_be_approved_in_it(
+    telegram: TelegramServer, tmp_path: Path
+) -> None:
     home = tmp_path / "home"
     write_policy(home, ASK + channel(telegram), approvers='["telegram:7"]')
     with GatewayProcess(home) as gateway, NodeProcess(gateway, tmp_path / "hands", "hands"):

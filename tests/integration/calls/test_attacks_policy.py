@@ -298,7 +298,7 @@ def test_a_token_without_read_sees_its_own_jobs_alone(house: House) -> None:
         assert (own["result"]["job"]["id"] in reported) is (args["action"] == "list"), (args, reported)
 
 
-def test_what_runs_on_a_closed_node_is_not_shown(house: House, hands: NodeProcess, prod: NodeProcess) -> None:
+def test_commands_of_a_closed_node_are_not_shown(house: House, hands: NodeProcess, prod: NodeProcess) -> None:
     gateway = house.gateway
     running = {
         name: gateway.invoke(tool, {"command": "sleep 600", "background": True})

@@ -188,7 +188,7 @@ def _mutations(home: Path) -> Iterator[tuple[str, str]]:
                 yield f"{table}.{column} of {number}", f"UPDATE {table} SET {column} = {other} WHERE {key} = {number}"
 
 
-def test_any_single_change_of_any_field_is_found(home: Path) -> None:
+def test_a_change_of_any_field_is_detected(home: Path) -> None:
     connection = apsw.Connection(str(home / "farhand.db"))
     connection.pragma("journal_mode", "delete")
     connection.close()
@@ -354,7 +354,7 @@ def test_a_copy_of_another_home_is_named_as_such(home: Path, tmp_path: Path) -> 
     assert not checked(gateway.home).ok, "what was written since is checked"
 
 
-def test_a_damaged_store_that_was_set_aside_is_no_fault(tmp_path: Path) -> None:
+def test_a_damaged_store_that_was_set_aside_is_not_a_fault(tmp_path: Path) -> None:
     gateway = GatewayProcess(tmp_path / "home", env=NO_COPIES)
     gateway.start()
     gateway.stop()

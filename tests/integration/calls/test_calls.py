@@ -470,7 +470,7 @@ def test_node_that_stops_reading_does_not_block_others(
     assert seconds < 20
 
 
-def test_what_large_calls_took_is_given_back(gateway: GatewayProcess) -> None:
+def test_memory_of_large_calls_is_released(gateway: GatewayProcess) -> None:
     """Neither an answer its caller waited for nor arguments that were refused stay in memory."""
     large = "x" * 4_000_000
 

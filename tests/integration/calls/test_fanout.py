@@ -140,7 +140,7 @@ def test_offline_nodes_are_failures_unless_they_may_be_skipped(farm: Farm) -> No
     assert nobody["ok"] is False and nobody["counts"] == {"offline": 1}
 
 
-def test_what_cannot_be_meant_is_refused_before_anything_is_called(farm: Farm) -> None:
+def test_an_invalid_request_is_refused_before_anything_is_called(farm: Farm) -> None:
     before = farm.gateway.get("/v1/calls?limit=1")["calls"][0]["id"]
     for status, nodes, more in (
         (404, ["tag:nobody"], {}),

@@ -75,7 +75,7 @@ def hand(gateway: GatewayProcess, tmp_path: Path) -> Iterator[NodeProcess]:
 def test_no_call_begins_and_the_refusal_says_since_when_by_whom_why_and_how_to_lift_it(
     gateway: GatewayProcess, hand: NodeProcess
 ) -> None:
-    answer = freeze(gateway, "it mails\neverybody")
+    answer = freeze(gateway, "it emails\neveryone")
     assert answer["frozen"] is True and answer["by"] == "owner" and answer["reason"] == "it emails everyone"
     said = refused(gateway.invoke("hand__Bash", {"command": "touch ran"}))
     assert "UTC by owner: it emails everyone" in said and "`farhand thaw`" in said
@@ -275,7 +275,7 @@ def test_scheduled_work_is_held_and_continues_after_the_thaw(tmp_path: Path) -> 
 # -- it holds ---------------------------------------------------------------------------------------------
 
 
-def test_a_node_holds_it_by_itself_when_its_gateway_is_killed_and_when_it_is_restarted_itself(tmp_path: Path) -> None:
+def test_a_node_stays_frozen_when_its_gateway_is_killed_and_when_it_is_restarted(tmp_path: Path) -> None:
     port = free_port()
     gateway = GatewayProcess(tmp_path / "home", port=port)
     gateway.start()

@@ -105,7 +105,7 @@ def test_a_token_ends_by_itself(hands: NodeProcess) -> None:
 @pytest.mark.parametrize(
     "options", [["--expires", "soon"], ["--expires", "0h"], ["--tool", "a b"], ["--node-only", "gsv"]]
 )
-def test_what_cannot_be_meant_is_refused(hands: NodeProcess, options: list[str]) -> None:
+def test_invalid_options_are_refused(hands: NodeProcess, options: list[str]) -> None:
     done = Command(hands.gateway.home)("token", "create", *options, "--json")
     assert done.status in (1, 2) and "error" in done.json()
 

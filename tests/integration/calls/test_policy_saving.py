@@ -74,7 +74,7 @@ def test_a_change_from_elsewhere_is_not_overwritten(gateway: GatewayProcess) -> 
         None,
     ],
 )
-def test_what_is_no_policy_is_not_saved(gateway: GatewayProcess, policy: Any) -> None:
+def test_an_invalid_policy_is_not_saved(gateway: GatewayProcess, policy: Any) -> None:
     before = (gateway.home / "farhand.toml").read_text()
     answer = save(gateway, policy)
     assert answer.status == 400, answer

@@ -129,7 +129,7 @@ def test_a_token_that_expires_stops_its_run(house: House) -> None:
     assert house.gateway.get(f"/v1/calls/{call['id']}")["state"] in ("denied", "cancelled")
 
 
-def test_what_ended_while_the_gateway_was_down_is_not_taken_up(house: House) -> None:
+def test_work_of_a_token_that_expired_while_the_gateway_was_down_is_not_resumed(house: House) -> None:
     """A token that expires meanwhile: its run, its waiting call, and its job."""
     gateway = house.gateway
     name, secret = token(gateway, "chat", "tools.exec", "read", expires_seconds=4)

@@ -205,7 +205,7 @@ def test_an_old_node_leaves_an_honest_receipt(shared_gateway: GatewayProcess) ->
     assert "did not sign" in receipt["node"]["note"] and verdicts(receipt)["node signature"] == "absent"
 
 
-def test_what_a_node_signed_survives_a_kill_before_the_export(tmp_path: Path) -> None:
+def test_a_signed_answer_survives_a_kill_before_the_export(tmp_path: Path) -> None:
     with GatewayProcess(tmp_path / "home") as gateway, NodeProcess(gateway, tmp_path, "hands"):
         done = gateway.invoke("hands__Bash", {"command": "echo kept"})
         before = receipt_of(gateway, done["request_id"])

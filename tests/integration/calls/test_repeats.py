@@ -46,14 +46,14 @@ def test_the_same_json_in_another_form_is_the_same_request(gateway: GatewayProce
     assert (first.status, again.status) == (201, 201) and first.json() == again.json() and made(gateway) == 1
 
 
-def test_of_many_at_once_one_is_carried_out(gateway: GatewayProcess) -> None:
+def test_only_one_of_many_concurrent_requests_is_carried_out(gateway: GatewayProcess) -> None:
     with ThreadPoolExecutor(20) as pool:
         answers = list(pool.map(lambda _: make(gateway, "same").json()["id"], range(20)))
     print(f"requests with one key at once: {len(answers)} tried, {len(answers) if len(set(answers)) == 1 else 0} held")
     assert len(set(answers)) == 1 and made(gateway) == 1
 
 
-def test_what_was_refused_does_not_use_the_key_up(gateway: GatewayProcess) -> None:
+def test_a_refused_request_does_not_use_up_its_key(gateway: GatewayProcess) -> None:
     assert make(gateway, "k", scopes=[]).status == 400
     assert make(gateway, "k", expires_seconds=-1).status == 400
     assert make(gateway, "k").status == 201 and made(gateway) == 1
@@ -61,7 +61,7 @@ def test_what_was_refused_does_not_use_the_key_up(gateway: GatewayProcess) -> No
 
 
 @pytest.mark.parametrize("killed", [False, True])
-def test_it_is_not_done_again_after_a_restart_though_the_answer_is_gone(gateway: GatewayProcess, killed: bool) -> None:
+def test_it_is_not_repeated_after_a_restart_although_the_answer_is_lost(gateway: GatewayProcess, killed: bool) -> None:
     assert make(gateway, "k").status == 201
     gateway.kill() if killed else gateway.stop()
     gateway.start()

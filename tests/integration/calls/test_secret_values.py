@@ -106,7 +106,7 @@ def test_a_variable_with_a_secret_acts_inside_the_sandbox_only(place: Place, tmp
     assert refused["error"]["kind"] == "invalid_args"
 
 
-def test_what_stores_or_sends_text_keeps_the_handle(place: Place) -> None:
+def test_tools_that_store_or_send_text_keep_the_handle(place: Place) -> None:
     value = "marker-51c2-value-of-the-stored"
     place.set("STORED", value)
     spec = {"mode": "call", "tool": "ci__Bash", "args": {"command": "echo {{secret:STORED}}"}}
@@ -212,7 +212,7 @@ def test_unknown_and_malformed_handles_run_nothing(place: Place) -> None:
         ("NODE", {"value": "x", "nodes": ["a b"]}),
     ],
 )
-def test_what_cannot_be_a_secret_is_refused(place: Place, name: str, body: Any) -> None:
+def test_an_invalid_secret_is_refused(place: Place, name: str, body: Any) -> None:
     assert place.gateway.request("PUT", f"/v1/secrets/{name}", body).status in (400, 404, 413)
 
 

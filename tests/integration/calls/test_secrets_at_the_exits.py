@@ -328,7 +328,7 @@ def test_the_model_receives_none(house: House) -> None:
     house.safe("the transcript", house.gateway.request("GET", "/v1/sessions/told/history").body)
 
 
-def test_what_the_model_says_piece_by_piece(house: House) -> None:
+def test_secrets_in_streamed_replies(house: House) -> None:
     """Each piece alone is innocent; a reader who puts them together must not have the secret either."""
     said = " and ".join(house.secrets)
     house.says = lambda request: text(f"{said}.", pieces=len(said) // 2)
@@ -454,7 +454,7 @@ def test_parts_of_secrets_are_hidden_where_a_text_is_cut_and_nowhere_else() -> N
     assert known.truncate(f"{'x' * 90} {secret}", 100) == f"{'x' * 90} ***"
 
 
-def test_what_is_too_short_or_a_number_stays() -> None:
+def test_short_secrets_and_numbers_are_not_masked() -> None:
     known = KnownSecrets(["abc", "12345678901", "  "])
     assert known.redact(b'{"abc":12345678901}') == b'{"abc":12345678901}'
 

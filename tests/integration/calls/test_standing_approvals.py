@@ -156,7 +156,7 @@ def test_it_ends_with_the_token_that_made_it(gateway: GatewayProcess) -> None:
     assert state_of(gateway, "one__Bash", args) == "waiting"
 
 
-def test_what_cannot_hold_for_always_says_so_and_still_waits(gateway: GatewayProcess) -> None:
+def test_a_call_that_cannot_be_approved_permanently_says_so_and_keeps_waiting(gateway: GatewayProcess) -> None:
     approval = ask(gateway, "gsv__WriteFile", {"path": "large.txt", "content": "x" * 70_000})
     refused = answer(gateway, approval, always=True)
     assert refused.status == 409 and "without `always`" in refused.json()["error"]["message"]

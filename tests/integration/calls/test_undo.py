@@ -362,7 +362,9 @@ def test_another_agents_workspace_is_undone_too(shared_gateway: GatewayProcess) 
     assert not path.exists()
 
 
-def test_what_a_transfer_replaced_is_undone(shared_gateway: GatewayProcess, hands: NodeProcess, folder: Path) -> None:
+def test_a_file_that_a_transfer_replaced_is_restored(
+    shared_gateway: GatewayProcess, hands: NodeProcess, folder: Path
+) -> None:
     (folder / "source").write_text("sent")
     (folder / "target").write_text("there before")
     ends = {"source": f"hands:{folder}/source", "destination": f"hands:{folder}/target"}

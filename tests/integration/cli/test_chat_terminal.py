@@ -205,7 +205,7 @@ def test_images_are_sent_by_path(house: House, tmp_path: Path) -> None:
         assert house.gateway.request("POST", f"/v1/sessions/{session.key}/messages", body).status == 400
 
 
-def test_what_the_model_writes_cannot_control_the_terminal(house: House) -> None:
+def test_model_output_cannot_control_the_terminal(house: House) -> None:
     session = house.session(text("red \x1b]0;title\x07 [link](http://evil.example) \x1b[31mtext"))
     with chat(house, session.key, NO_COLOR="1") as terminal:
         terminal.expect(READY)
@@ -247,7 +247,7 @@ def test_completions(tmp_path: Path) -> None:
     assert complete(f"/image {tmp_path}/ph") == ["oto.png"] == complete(f"see @{tmp_path}/ph")
 
 
-def test_files_that_are_no_images(tmp_path: Path) -> None:
+def test_files_that_are_not_images(tmp_path: Path) -> None:
     (tmp_path / "x.png").write_text("text")
     with pytest.raises(ImageError, match="is not a PNG"):
         read_image(str(tmp_path / "x.png"))

@@ -41,7 +41,7 @@ def test_without_a_gateway_every_command_says_what_to_run(tmp_path: Path, argume
     assert as_json.status == 1 and as_json.err == "" and as_json.json()["error"]["code"] == "no_gateway"
 
 
-def test_what_a_crashed_gateway_left_behind_is_not_taken_for_one(tmp_path: Path) -> None:
+def test_files_of_a_crashed_gateway_do_not_count_as_a_running_one(tmp_path: Path) -> None:
     gateway = GatewayProcess(tmp_path / "home")
     gateway.start()
     gateway.kill()
@@ -50,7 +50,7 @@ def test_what_a_crashed_gateway_left_behind_is_not_taken_for_one(tmp_path: Path)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"url": "http://x"}', '{"url": "x", "pid": "y"}'])
-def test_a_damaged_address_file_is_no_gateway(tmp_path: Path, text: str) -> None:
+def test_a_damaged_address_file_counts_as_no_gateway(tmp_path: Path, text: str) -> None:
     (tmp_path / "gateway.json").write_text(text)
     assert "no gateway is running" in Command(tmp_path)("nodes").err
 
@@ -240,7 +240,7 @@ def test_a_full_disk_is_one_line(command: Command, options: list[str]) -> None:
     assert done.returncode == 1 and done.stderr == "farhand: No space left on device\n"
 
 
-def test_a_reader_that_left_early_is_no_crash(shared_gateway: GatewayProcess, command: Command) -> None:
+def test_a_reader_that_leaves_early_does_not_cause_a_crash(shared_gateway: GatewayProcess, command: Command) -> None:
     pipe_out, pipe_in = os.pipe()
     os.close(pipe_out)
     process = subprocess.Popen(
@@ -270,7 +270,7 @@ NO_TEXT = os.fsdecode(b"\xff")
         ["message", "send", "hi", "--id", NO_TEXT],
     ],
 )
-def test_what_is_no_text_is_named(command: Command, arguments: list[str]) -> None:
+def test_binary_data_is_named(command: Command, arguments: list[str]) -> None:
     done = command(*arguments)
     assert (done.status, done.out) == (2, "") and "Traceback" not in done.err and done.err.startswith("farhand: ")
     as_json = command(*arguments, "--json")

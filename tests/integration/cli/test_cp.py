@@ -172,7 +172,7 @@ def test_a_new_file_here_has_the_mode_of_the_umask_and_can_be_run_if_the_source_
     assert modes == {"run": 0o750, "read": 0o640}
 
 
-def test_what_is_for_its_owner_alone_stays_so_and_programs_can_be_run(node: NodeProcess, tmp_path: Path) -> None:
+def test_private_files_stay_private_and_programs_stay_executable(node: NodeProcess, tmp_path: Path) -> None:
     there = node.workspace / "alone"
     for folder in (there, tmp_path / "alone"):
         (folder / "keys").mkdir(parents=True)
@@ -205,7 +205,7 @@ def test_a_link_here_is_written_through(node: NodeProcess, tmp_path: Path) -> No
     assert (tmp_path / "link").is_symlink() and (tmp_path / "real").read_text() == "fresh"
 
 
-def test_what_is_no_file_here_is_not_replaced(node: NodeProcess, tmp_path: Path) -> None:
+def test_a_local_path_that_is_not_a_file_is_not_replaced(node: NodeProcess, tmp_path: Path) -> None:
     (node.workspace / "fresh").write_text("fresh")
     os.mkfifo(tmp_path / "pipe")
     assert "not a regular file" in refused(node, "box:fresh", "pipe", cwd=tmp_path)
@@ -281,7 +281,9 @@ def test_a_link_that_is_named_is_followed(node: NodeProcess, tmp_path: Path) -> 
         ("/proc/version", "its size is unknown"),
     ],
 )
-def test_what_is_no_regular_file_here_is_refused(node: NodeProcess, tmp_path: Path, source: str, reason: str) -> None:
+def test_a_local_path_that_is_not_a_regular_file_is_refused(
+    node: NodeProcess, tmp_path: Path, source: str, reason: str
+) -> None:
     os.mkfifo(tmp_path / "pipe")
     assert reason in refused(node, source, "gsv:special", cwd=tmp_path)
     assert not in_workspace(node, "special")
@@ -379,9 +381,7 @@ class LosesAnAnswer(Proxy):
         return data
 
 
-def test_a_copy_whose_answer_was_lost_is_found_though_its_node_has_gone(
-    gateway: GatewayProcess, tmp_path: Path
-) -> None:
+def test_a_copy_whose_answer_was_lost_is_found_although_its_node_left(gateway: GatewayProcess, tmp_path: Path) -> None:
     with LosesAnAnswer(gateway.port) as proxy, NodeProcess(gateway, tmp_path / "one", "one") as one:
         (one.workspace / "file").write_text("once")
         url = f"http://127.0.0.1:{proxy.port}"

@@ -131,7 +131,7 @@ def test_everything_but_credentials_is_imported_once(openclaw: Path, gateway: Ga
     assert len(jobs(gateway)) == 2
 
 
-def test_what_exists_is_replaced_only_by_force(openclaw: Path, gateway: GatewayProcess, command: Command) -> None:
+def test_existing_files_are_replaced_only_with_force(openclaw: Path, gateway: GatewayProcess, command: Command) -> None:
     gateway.request("PUT", "/v1/workspace/main/SOUL.md", b"Mine.\n")
     first = command("import", "openclaw", str(openclaw))
     assert first.status == 1 and "main: SOUL.md" in first.err and "--force" in first.err

@@ -45,7 +45,7 @@ def test_search_shows_passages_and_fails_when_there_are_none(remembering: Comman
     assert remembering("memory", "search", "--json", "-n", "1", "wifi").json()["results"][0]["start_line"] == 1
 
 
-def test_what_a_file_says_cannot_command_the_terminal(remembering: Command) -> None:
+def test_file_content_cannot_control_the_terminal(remembering: Command) -> None:
     assert "\x1b" not in remembering("memory", "search", "ship").out
     assert "\x1b" not in remembering("memory", "get", "MEMORY.md").out
 

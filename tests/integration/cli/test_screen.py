@@ -20,7 +20,7 @@ def test_ago(seconds: int, words: str) -> None:
     assert ago(int((NOW - seconds) * 1000), NOW) == words
 
 
-def test_what_never_was() -> None:
+def test_times_without_a_value() -> None:
     assert ago(None) == "never"
     assert duration(None) == ""
 

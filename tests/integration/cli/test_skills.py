@@ -66,7 +66,7 @@ def test_a_skill_that_is_added_again_becomes_what_the_folder_is(
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe\x00bin", b"# A\x00B"])
-def test_a_skill_file_that_is_no_text_is_refused(
+def test_a_skill_file_that_is_not_text_is_refused(
     command: Command, shared_gateway: GatewayProcess, folder: Path, content: bytes
 ) -> None:
     (folder / "SKILL.md").write_bytes(content)

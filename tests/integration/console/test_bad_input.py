@@ -45,7 +45,7 @@ def node(gateway: GatewayProcess, tmp_path_factory: pytest.TempPathFactory) -> I
         yield started
 
 
-def test_of_a_hundred_megabytes_the_end_is_shown(gateway: GatewayProcess, node: NodeProcess, visit: Open) -> None:
+def test_the_end_of_a_hundred_megabytes_is_shown(gateway: GatewayProcess, node: NodeProcess, visit: Open) -> None:
     escape = "printf '\\033[31mred\\033]0;title\\007\\033[2J \\033]8;;http://evil.example\\007link\\n'"
     command = f"head -c 100000000 /dev/zero | tr '\\0' 'x' | fold -w 99; {escape}; echo '{HOSTILE}'; echo the end"
     call = gateway.invoke("hands__Bash", {"command": command, "timeout": 300_000}, timeout_ms=300_000)

@@ -211,7 +211,7 @@ def test_what_models_are_asked_on_both_does_not_exceed_the_limit(
     wait_until(lambda: unit not in shown(fleet[1], "agent:main"), what="the other gateway to know")
 
 
-def test_what_a_lost_gateway_reserved_is_settled_by_the_other(
+def test_reservations_of_a_lost_gateway_are_settled_by_another(
     tmp_path: Path, postgres: PostgresServer, nats: NatsServer, bucket: tuple[str, str]
 ) -> None:
     env = fleet_environment(postgres.new_database(), nats, bucket, tmp_path.name)

@@ -119,7 +119,7 @@ def statuses(gateway: GatewayProcess, headers: dict[str, str], skip: tuple[str, 
 # -- routes and credentials -------------------------------------------------------------------------------------------
 
 
-def test_no_route_takes_what_is_no_credential(gateway: GatewayProcess) -> None:
+def test_no_route_accepts_an_invalid_credential(gateway: GatewayProcess) -> None:
     page = gateway.sign_in()
     ended = gateway.sign_in()
     assert gateway.request("POST", "/v1/signout", {}, token=None, headers=ended).status == 200

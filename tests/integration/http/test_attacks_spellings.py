@@ -168,7 +168,7 @@ def test_a_name_that_comes_twice_is_judged_and_run_alike(hands: NodeProcess) -> 
 
 
 @pytest.mark.parametrize("swap", ["file", "folder", "workdir"])
-def test_what_became_a_link_since_it_was_shown_is_refused(hands: NodeProcess, tmp_path: Path, swap: str) -> None:
+def test_a_path_that_became_a_link_since_the_preview_is_refused(hands: NodeProcess, tmp_path: Path, swap: str) -> None:
     place = hands.workspace / f"swap-{swap}"
     if swap == "file":
         place.write_text("t\n")
@@ -194,7 +194,7 @@ def test_what_became_a_link_since_it_was_shown_is_refused(hands: NodeProcess, tm
 
 
 @pytest.mark.parametrize("agent", ["..", "../../x", "main/../x", ".", "helper%2f..", "a" * 70])
-def test_an_agent_is_no_path(hands: NodeProcess, agent: str) -> None:
+def test_an_agent_name_is_not_a_path(hands: NodeProcess, agent: str) -> None:
     read = hands.gateway.invoke("gsv__ReadFile", {"path": "x"}, agent_id=agent)
     assert read["error"]["kind"] == "invalid_args", read
 

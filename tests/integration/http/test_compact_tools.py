@@ -72,7 +72,7 @@ def test_new_tokens_see_one_family_and_older_ones_every_machine(machines: Machin
     assert answer.status == 400 and "profile" in answer.body.decode()
 
 
-def test_what_a_machine_does_not_lend_is_not_offered_but_refused(machines: Machines) -> None:
+def test_a_tool_that_a_machine_does_not_lend_is_not_offered_and_refused(machines: Machines) -> None:
     full = machines.names(machines.full)
     lent = {name.removeprefix("vault__") for name in full if name.startswith("vault__")}
     assert {"Read", "Glob", "Grep"} <= lent and lent.isdisjoint({"Bash", "Write", "Edit"})

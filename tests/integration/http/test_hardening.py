@@ -29,7 +29,9 @@ def raw(gateway: GatewayProcess, data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("origin", ["http://[", "http://[::1", "null", "//", "http://"])
-def test_an_origin_that_is_no_address_is_refused_like_any_other(shared_gateway: GatewayProcess, origin: str) -> None:
+def test_an_origin_that_is_not_an_address_is_refused_like_any_other(
+    shared_gateway: GatewayProcess, origin: str
+) -> None:
     answer = shared_gateway.request("GET", "/v1/nodes", headers={"Origin": origin})
     assert answer.status == 403 and answer.json()["error"]["code"] == "origin_not_allowed"
     assert answer.headers["x-request-id"]
@@ -42,7 +44,7 @@ def test_a_head_without_end_is_cut_off(shared_gateway: GatewayProcess) -> None:
     assert shared_gateway.request("GET", "/healthz", headers={"X-A": "a" * 30_000}).status == 200
 
 
-def test_what_follows_a_body_is_no_header(shared_gateway: GatewayProcess) -> None:
+def test_trailers_are_not_headers(shared_gateway: GatewayProcess) -> None:
     body = b'{"tool": "gsv__ConfigGet", "args": {"path": "gateway.port"}}'
     head = f"POST /v1/tools/invoke HTTP/1.1\r\nHost: 127.0.0.1:{shared_gateway.port}\r\nConnection: close\r\n"
     proof = f"Authorization: Bearer {shared_gateway.token}\r\n"

@@ -382,7 +382,7 @@ def test_chunked_body_too_large_is_413(shared_gateway: GatewayProcess) -> None:
         "\x16\x03\x01\x02\x00\x01",
     ],
 )
-def test_what_is_not_http_gets_no_service(shared_gateway: GatewayProcess, request_text: str) -> None:
+def test_requests_that_are_not_http_are_refused(shared_gateway: GatewayProcess, request_text: str) -> None:
     with contextlib.suppress(TimeoutError):
         answer = raw(shared_gateway, request_text, seconds=2)
         assert answer == b"" or answer.split(b" ")[1][:1] == b"4", answer[:200]
@@ -579,7 +579,7 @@ def test_programs_on_this_machine_are_not_locked_out(gateway: GatewayProcess) ->
     assert gateway.request("GET", "/v1/nodes").status == 200
 
 
-def test_missing_token_is_no_guess(gateway: GatewayProcess) -> None:
+def test_a_missing_token_does_not_count_as_a_guess(gateway: GatewayProcess) -> None:
     far = {"X-Forwarded-For": "203.0.113.9"}
     for _ in range(15):
         assert gateway.request("GET", "/v1/nodes", token=None, headers=far).status == 401

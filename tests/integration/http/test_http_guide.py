@@ -144,7 +144,7 @@ def test_read_file_does_not_cut_a_character_in_two(door: Door, folder: Path) -> 
     assert door.result("read_file", path=f"{folder.name}/a.txt")["content"] == "x" * 65_535
 
 
-def test_read_file_of_bytes_that_are_no_text(door: Door, folder: Path) -> None:
+def test_read_file_of_bytes_that_are_not_text(door: Door, folder: Path) -> None:
     (folder / "a.bin").write_bytes(b"a\xff\x00b")
     assert door.result("read_file", path=f"{folder.name}/a.bin")["content"] == "a\ufffd\0b"
 
@@ -186,7 +186,7 @@ def test_create_file_makes_no_file_of_a_path_that_names_a_folder(door: Door, fol
     assert not (folder / "new").exists()
 
 
-def test_of_many_that_create_one_file_one_succeeds(door: Door, folder: Path) -> None:
+def test_only_one_of_many_that_create_a_file_succeeds(door: Door, folder: Path) -> None:
     statuses: list[int] = []
 
     def create(number: int) -> None:
@@ -398,7 +398,7 @@ def test_an_invalid_request_names_the_field_at_fault(door: Door, fields: dict[st
 @pytest.mark.parametrize(
     "body", [b"", b"{", b"{]", b'{"session_id":"\xff"}', b'{"session_id":"\\ud800","user_id":"u"}']
 )
-def test_a_body_that_is_no_json_is_refused(door: Door, body: bytes) -> None:
+def test_a_body_that_is_not_json_is_refused(door: Door, body: bytes) -> None:
     answer = door.gateway.request("POST", "/agent/process", body)
     assert (answer.status, answer.json()["error"]["code"]) == (400, "invalid_json"), answer
     other = door.gateway.request("POST", "/v1/tools/invoke", body)

@@ -116,7 +116,7 @@ def test_an_idle_connection_is_closed_and_one_in_use_is_not(shared_gateway: Gate
         assert line.rest() == b""
 
 
-def test_what_is_not_http_is_refused_after_the_request_before_it(shared_gateway: GatewayProcess) -> None:
+def test_bytes_that_are_not_http_are_refused_after_the_request_before_them(shared_gateway: GatewayProcess) -> None:
     with Raw(shared_gateway) as line:
         line.send(head(shared_gateway, "GET /version HTTP/1.1") + b"nonsense\r\n\r\n")
         assert line.rest().count(b"HTTP/1.1 200 OK") == 1

@@ -432,7 +432,7 @@ def test_without_anything_to_read_it_ends(shared_gateway: GatewayProcess) -> Non
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
 
-def test_a_client_that_stops_listening_is_no_crash(shared_gateway: GatewayProcess) -> None:
+def test_a_client_that_stops_reading_does_not_cause_a_crash(shared_gateway: GatewayProcess) -> None:
     pipe_out, pipe_in = os.pipe()
     os.close(pipe_out)
     asked = f"{json.dumps(listing())}\n".encode()
@@ -463,7 +463,7 @@ def listing(request_id: Any = 1) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "id": request_id, "method": "tools/list"}
 
 
-def test_every_older_version_is_spoken(shared_gateway: GatewayProcess) -> None:
+def test_every_older_version_is_supported(shared_gateway: GatewayProcess) -> None:
     for version in ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"):
         session = begin(shared_gateway, version)
         answer = post(shared_gateway, listing(), session, **{"MCP-Protocol-Version": version})
@@ -474,7 +474,9 @@ def test_every_older_version_is_spoken(shared_gateway: GatewayProcess) -> None:
 
 
 @pytest.mark.parametrize("reason", ["cancelled by its client: enough", "its client ended the session"])
-def test_who_gave_up_a_request_is_not_answered(shared_gateway: GatewayProcess, hands: NodeProcess, reason: str) -> None:
+def test_a_client_that_gave_up_a_request_is_not_answered(
+    shared_gateway: GatewayProcess, hands: NodeProcess, reason: str
+) -> None:
     session, mark = begin(shared_gateway), f"given-up-{uuid.uuid4().hex[:8]}"
     params = {"name": "hands__Bash", "arguments": {"command": f"touch {mark}; sleep 600"}}
     with ThreadPoolExecutor(1) as pool:
@@ -631,7 +633,7 @@ def test_the_rules_of_requests_that_stand_alone(shared_gateway: GatewayProcess) 
         (b"[" * 100_000, -32600),
     ],
 )
-def test_what_is_no_message_is_refused(shared_gateway: GatewayProcess, body: bytes, code: int) -> None:
+def test_an_invalid_message_is_refused(shared_gateway: GatewayProcess, body: bytes, code: int) -> None:
     answer = shared_gateway.request("POST", "/mcp", body, headers=BOTH)
     assert (answer.status, answer.json()["error"]["code"]) == (400, code), answer
 

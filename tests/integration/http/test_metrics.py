@@ -63,7 +63,7 @@ def test_calls_nodes_and_times_are_counted(tmp_path: Path) -> None:
         assert value(samples, "farhand_calls_open") == 0
 
 
-def test_what_waits_is_counted(shared_gateway: GatewayProcess) -> None:
+def test_rows_of_the_store_are_counted(shared_gateway: GatewayProcess) -> None:
     job = {"action": "add", "name": "j", "schedule": {"kind": "every", "everyMs": 3_600_000}, "message": "x"}
     shared_gateway.invoke("cron", job)
     samples = scraped(shared_gateway)

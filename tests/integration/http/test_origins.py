@@ -103,7 +103,7 @@ def test_spellings_of_one_name_are_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "value"), [("HOSTS", "https://hands.example"), ("ORIGINS", "hands.example"), ("ORIGINS", "*")]
 )
-def test_settings_that_are_no_names_stop_the_start(tmp_path: Path, name: str, value: str) -> None:
+def test_invalid_names_in_settings_stop_the_start(tmp_path: Path, name: str, value: str) -> None:
     gateway = GatewayProcess(tmp_path / "home", env={f"FARHAND_GATEWAY_{name}": value})
     gateway.start(wait=False)
     assert gateway.process is not None

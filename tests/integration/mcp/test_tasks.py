@@ -220,7 +220,7 @@ def test_a_task_that_waits_for_approval_shows_the_diff_and_takes_the_answer(aski
     assert (asking.workspace / "a.txt").read_text() == "new line\n"
 
 
-def test_what_the_form_cannot_show_whole_is_not_approved_in_it(asking: NodeProcess) -> None:
+def test_a_call_that_the_form_cannot_show_completely_cannot_be_approved_in_it(asking: NodeProcess) -> None:
     client = Client(asking.gateway, MODERN)
     task = client.start("hands__Write", {"path": "long.txt", "content": "x\n" * 5000 + "the end\n"})
     wait_until(lambda: client.status(task) == "input_required", what="the question")

@@ -116,7 +116,7 @@ def test_peer_kind_and_account_are_honoured(talk: Talk) -> None:
         ({"text": "x", "channel": "crm", "to": "y", "media": ["no.txt"]}, "not_found", "no.txt"),
     ],
 )
-def test_what_cannot_be_sent_is_refused(talk: Talk, args: dict[str, Any], kind: str, words: str) -> None:
+def test_an_invalid_message_is_refused_with_the_reason(talk: Talk, args: dict[str, Any], kind: str, words: str) -> None:
     answer = sends(talk, args)
     assert not answer["ok"] and answer["error"]["kind"] == kind, answer
     assert words in answer["error"]["message"], answer
@@ -255,7 +255,7 @@ def test_an_unsigned_post_is_refused(talk: Talk, headers: dict[str, str]) -> Non
     assert "mallory" not in json.dumps(talk.gateway.get("/v1/sessions"))
 
 
-def test_a_signed_post_that_is_no_message_is_refused(talk: Talk) -> None:
+def test_a_signed_post_that_is_not_a_message_is_refused(talk: Talk) -> None:
     for body in (b"not json", b"[]", b'{"id": "1"}', b'{"id":"1","sender":"x","text":5}'):
         answer = talk.gateway.request("POST", "/hooks/crm", body, token=None, headers=signed(body))
         assert answer.status == 400, answer
@@ -334,7 +334,7 @@ def test_a_post_with_the_same_key_is_one_post(talk: Talk) -> None:
 # -- the outbox -----------------------------------------------------------------------------------------------
 
 
-def test_what_was_accepted_is_delivered_once_the_service_is_back_in_order(tmp_path: Path) -> None:
+def test_accepted_messages_are_delivered_in_order_when_the_service_is_back(tmp_path: Path) -> None:
     with Talk(tmp_path / "home") as talk:
         talk.receiver.down()
         for number in range(3):

@@ -122,7 +122,9 @@ def online_now(command: Command, node_id: str) -> bool:
     return any(node["node_id"] == node_id and node["online"] for node in nodes)
 
 
-def test_who_joins_cannot_lend_more_than_the_code(command: Command, gateway: GatewayProcess, tmp_path: Path) -> None:
+def test_a_joining_machine_cannot_lend_more_than_the_code_allows(
+    command: Command, gateway: GatewayProcess, tmp_path: Path
+) -> None:
     made = pair(command, gateway, "--id", "narrow", "--root", str(tmp_path), "--read-only")
     other = Command(tmp_path / "home")
     wider = other("join", made["code"], "--root", "/", "--no-run")

@@ -93,7 +93,7 @@ def test_an_id_with_a_colon_of_its_own_is_accepted(tmp_path_factory: pytest.Temp
         "gsv__hands__Read",
     ],
 )
-def test_a_closed_node_has_no_other_name(hands: NodeProcess, tool: str) -> None:
+def test_a_closed_node_cannot_be_reached_by_another_name(hands: NodeProcess, tool: str) -> None:
     called = hands.gateway.invoke(tool, {"path": "x"})
     assert called["ok"] is False and "secret" not in str(called), called
 

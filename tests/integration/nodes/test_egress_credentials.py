@@ -187,7 +187,7 @@ def test_a_server_with_another_certificate_gets_nothing(
         ({"hosts": ["x.example"], "value": "two\nlines"}, "without line breaks"),
     ],
 )
-def test_what_cannot_be_a_credential_is_refused(shared_gateway: GatewayProcess, body: Any, said: str) -> None:
+def test_an_invalid_credential_is_refused(shared_gateway: GatewayProcess, body: Any, said: str) -> None:
     answer = shared_gateway.request("PUT", "/v1/secrets/BAD", {"value": VALUE, **body})
     assert answer.status == 400 and said in json.dumps(answer.json()), answer
 

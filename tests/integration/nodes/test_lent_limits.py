@@ -49,7 +49,7 @@ def stored(home: Path) -> Any:
     return json.loads(next((home / "nodes").glob("*/lent.json")).read_text())
 
 
-def test_what_a_join_limited_stays_limited(shared_gateway: GatewayProcess, tmp_path: Path) -> None:
+def test_limits_of_a_join_stay_in_force(shared_gateway: GatewayProcess, tmp_path: Path) -> None:
     root, home, log = tmp_path / "lent", tmp_path / "other", tmp_path / "log"
     root.mkdir()
     (tmp_path / "outside.txt").write_text("kept\n")

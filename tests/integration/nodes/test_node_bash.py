@@ -171,13 +171,13 @@ def test_a_missing_workdir_is_not_found_and_nothing_runs(hands: NodeProcess) -> 
     assert f"{hands.workspace}/no/such/folder" in message and not witness.exists()
 
 
-def test_a_file_is_no_workdir(hands: NodeProcess) -> None:
+def test_a_file_cannot_be_the_workdir(hands: NodeProcess) -> None:
     (hands.workspace / "plain-file").write_text("")
     assert "not a directory" in hands.fails("Bash", {"command": "pwd", "workdir": "plain-file"}, "invalid_args")
 
 
 @pytest.mark.parametrize("workdir", ["", "nul\0here"])
-def test_a_workdir_that_is_no_path_is_refused(hands: NodeProcess, workdir: str) -> None:
+def test_a_workdir_that_is_not_a_path_is_refused(hands: NodeProcess, workdir: str) -> None:
     assert "workdir" in hands.fails("Bash", {"command": "pwd", "workdir": workdir}, "invalid_args")
 
 
@@ -258,7 +258,7 @@ def test_a_character_written_in_pieces_stays_whole(hands: NodeProcess) -> None:
     assert hands.ok("Bash", {"command": command})["output"] == "☃"
 
 
-def test_bytes_that_are_no_text_are_replaced(hands: NodeProcess) -> None:
+def test_bytes_that_are_not_text_are_replaced(hands: NodeProcess) -> None:
     assert hands.ok("Bash", {"command": r"printf 'a\377b\000c'"})["output"] == "a\ufffdb\0c"
 
 

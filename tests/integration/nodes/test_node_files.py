@@ -252,7 +252,7 @@ def test_a_nul_in_a_path_is_refused(hands: NodeProcess, tool: str, args: dict[st
 
 
 @pytest.mark.parametrize(("tool", "args"), NAMELESS)
-def test_an_empty_path_is_no_file(hands: NodeProcess, tool: str, args: dict[str, Any]) -> None:
+def test_an_empty_path_is_not_a_file(hands: NodeProcess, tool: str, args: dict[str, Any]) -> None:
     answer = hands.gateway.invoke(f"hands__{tool}", {"path": "", **args})
     assert answer["ok"] is False and answer["error"]["message"]
 
@@ -448,7 +448,7 @@ def test_edit_of_a_directory_is_an_error(hands: NodeProcess, folder: Path) -> No
     assert "Is a directory" in message
 
 
-def test_edit_of_what_is_no_text_is_an_error(hands: NodeProcess, folder: Path) -> None:
+def test_edit_of_binary_data_is_an_error(hands: NodeProcess, folder: Path) -> None:
     (folder / "f").write_bytes(b"abc\xff")
     message = hands.fails("Edit", {"path": f"{folder}/f", "oldString": "a", "newString": "b"}, "failed")
     assert "UTF-8" in message and (folder / "f").read_bytes() == b"abc\xff"
@@ -472,7 +472,7 @@ def test_edit_keeps_the_mode_and_the_link(hands: NodeProcess, folder: Path) -> N
     assert sorted(os.listdir(folder)) == ["f", "link"]
 
 
-def test_of_edits_at_the_same_time_none_is_lost(hands: NodeProcess, folder: Path) -> None:
+def test_simultaneous_edits_are_not_lost(hands: NodeProcess, folder: Path) -> None:
     """Each either took effect or was refused, saying that the file had changed."""
     (folder / "f").write_text("".join(f"<old {n}>\n" for n in range(24)) + "." * 500_000)
 

@@ -188,7 +188,7 @@ def test_a_token_that_ends_between_the_upgrade_and_the_hello_admits_no_caller(sh
     assert asyncio.run(attack()) == "4401"
 
 
-def test_those_who_never_prove_anything_make_room_for_those_who_do(shared_gateway: GatewayProcess) -> None:
+def test_connections_that_never_prove_a_key_make_room_for_those_that_do(shared_gateway: GatewayProcess) -> None:
     key, _ = registered(shared_gateway, "keyed")
 
     async def crowd() -> tuple[int, str]:
@@ -253,6 +253,6 @@ def test_a_node_does_not_sign_for_another_gateway(shared_gateway: GatewayProcess
 
 
 @pytest.mark.parametrize("key", ["", "ed25519:", "ed25519:AAAA", "rsa:AAAA", "ed25519:" + "é" * 43])
-def test_what_is_no_key_is_refused(shared_gateway: GatewayProcess, key: str) -> None:
+def test_an_invalid_key_is_refused(shared_gateway: GatewayProcess, key: str) -> None:
     answer = shared_gateway.request("POST", "/v1/tokens", {"node_id": "n", "public_key": key})
     assert answer.status == 400 and "public key" in answer.json()["error"]["message"]

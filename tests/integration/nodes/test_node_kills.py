@@ -512,7 +512,7 @@ def test_up_that_stops_as_a_whole_ends_what_is_waited_for(tmp_path: Path) -> Non
         tree.gone()
 
 
-def test_ctrl_c_while_the_node_of_up_begins_is_no_crash(tmp_path: Path) -> None:
+def test_ctrl_c_while_the_node_of_up_starts_does_not_cause_a_crash(tmp_path: Path) -> None:
     gateway = GatewayProcess(tmp_path / "home", command="up")
     gateway.start()
     assert gateway.process is not None

@@ -240,7 +240,7 @@ def test_a_limit_on_an_unknown_tool_is_an_error(tmp_path: Path, option: str, nam
     assert done.returncode != 0 and "Bash" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_a_root_that_is_no_folder_is_a_mistake(tmp_path: Path) -> None:
+def test_a_root_that_is_not_a_folder_is_an_error(tmp_path: Path) -> None:
     missing = tmp_path / "missing"
     command = [*FARHAND, "node", "--gateway", "http://127.0.0.1:9", "--home", str(tmp_path), "--root", str(missing)]
     done = run_process(command, env=os.environ)

@@ -107,7 +107,7 @@ def test_output_resumes_at_a_byte(shared_gateway: GatewayProcess, hands: NodePro
         assert answer.body == b"0123456789"[offset:] and answer.headers["x-offset"] == str(offset)
 
 
-def test_a_reader_that_lost_its_line_misses_and_repeats_nothing(
+def test_a_reader_that_reconnects_misses_and_repeats_nothing(
     shared_gateway: GatewayProcess, hands: NodeProcess, steps: Steps
 ) -> None:
     call = hands.begin("Bash", {"command": steps.command(4)})

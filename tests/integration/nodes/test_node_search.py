@@ -109,7 +109,7 @@ def test_glob_finds_what_git_ignores(hands: NodeProcess, folder: Path) -> None:
     assert set(glob(hands, folder, "**/*.js")) == {"built.js", "node_modules/x.js"}
 
 
-def test_glob_lists_a_name_that_is_no_utf_8_without_breaking(hands: NodeProcess, folder: Path) -> None:
+def test_glob_lists_a_name_that_is_not_utf_8_without_breaking(hands: NodeProcess, folder: Path) -> None:
     fill(folder, "good.txt")
     (Path(os.fsdecode(os.fsencode(folder) + b"/bad-\xff\xfe.txt"))).write_text("x")
     assert sorted(glob(hands, folder, "*.txt")) == ["bad-\ufffd\ufffd.txt", "good.txt"]
@@ -200,7 +200,7 @@ def test_grep_goes_line_by_line(hands: NodeProcess, folder: Path) -> None:
         (r"-e", [6]),
     ],
 )
-def test_grep_speaks_rust_regex(hands: NodeProcess, folder: Path, pattern: str, lines: list[int]) -> None:
+def test_grep_uses_rust_regex_syntax(hands: NodeProcess, folder: Path, pattern: str, lines: list[int]) -> None:
     (folder / "a").write_text("a cat\nconcat\nδοκιμή\n1234\nthe dog\n-e --help\n")
     assert [line for _, line, _ in grep(hands, folder, pattern)] == lines
 

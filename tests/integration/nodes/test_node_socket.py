@@ -168,11 +168,11 @@ def test_wrong_or_missing_token_is_401_plain_text(
     assert len(answer.body) == 29
 
 
-def test_owner_token_is_no_node_token(shared_gateway: GatewayProcess) -> None:
+def test_the_owner_token_is_not_a_node_token(shared_gateway: GatewayProcess) -> None:
     assert refused(shared_gateway.upgrade("", {"Authorization": f"Bearer {shared_gateway.token}"}))
 
 
-def test_node_token_is_no_caller_token(shared_gateway: GatewayProcess) -> None:
+def test_a_node_token_is_not_a_caller_token(shared_gateway: GatewayProcess) -> None:
     assert shared_gateway.request("GET", "/v1/nodes", token=SHARED_TOKEN).status == 401
 
 
@@ -1158,7 +1158,7 @@ def test_websocket_pings_keep_a_node_seen(shared_gateway: GatewayProcess) -> Non
     ],
     ids=["opcode", "long control", "control in fragments", "reserved bits", "endless"],
 )
-def test_what_is_no_websocket_frame_does_not_affect_others(shared_gateway: GatewayProcess, frame: bytes) -> None:
+def test_an_invalid_websocket_frame_does_not_affect_others(shared_gateway: GatewayProcess, frame: bytes) -> None:
     """Either the connection ends or the frame is ignored; it is never taken for a message."""
     with by_hand(shared_gateway, ws_frame(1, HELLO)) as (client, reader):
         assert is_welcome(read_frame(reader))
@@ -1237,7 +1237,9 @@ def test_newer_connection_wins_and_the_older_socket_is_closed(shared_gateway: Ga
     asyncio.run(scenario())
 
 
-def test_late_goodbye_of_the_older_touches_neither_the_newer_nor_its_calls(shared_gateway: GatewayProcess) -> None:
+def test_a_late_close_of_the_older_connection_affects_neither_the_newer_nor_its_calls(
+    shared_gateway: GatewayProcess,
+) -> None:
     async def scenario() -> Any:
         with Proxy(shared_gateway.port) as proxy:
             async with PlainNode.connect(shared_gateway, "late", ["late"], port=proxy.port):

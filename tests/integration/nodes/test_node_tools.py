@@ -166,7 +166,7 @@ def test_a_missing_parameter_is_refused_by_name(hands: NodeProcess, tool: str, p
 
 
 @pytest.mark.parametrize("args", [[], "text", 5, True])
-def test_arguments_that_are_no_object_are_refused(hands: NodeProcess, args: Any) -> None:
+def test_arguments_that_are_not_object_are_refused(hands: NodeProcess, args: Any) -> None:
     assert "object" in hands.fails("Read", args, "invalid_args")
 
 
@@ -252,7 +252,7 @@ def test_a_probe_looks_on_the_path_of_the_nodes_start(shared_gateway: GatewayPro
 
 
 @pytest.mark.parametrize("bins", [["a/b"], ["$(reboot)"], [""], ["x"] * 501, "sh", [1]])
-def test_a_probe_for_what_is_no_program_name_is_refused(
+def test_a_probe_for_an_invalid_program_name_is_refused(
     shared_gateway: GatewayProcess, hands: NodeProcess, bins: Any
 ) -> None:
     assert shared_gateway.request("POST", "/v1/nodes/hands/probe", {"bins": bins}).status == 400

@@ -87,7 +87,7 @@ def test_by_what_a_gateway_was_known_is_kept(tmp_path: Path, option: str, file: 
             node.communicate(timeout=60)
 
 
-def test_of_many_who_say_a_code_at_once_one_gets_a_token(shared_gateway: GatewayProcess) -> None:
+def test_only_one_of_many_that_use_a_code_at_once_gets_a_token(shared_gateway: GatewayProcess) -> None:
     code = code_of(shared_gateway)
 
     async def race() -> list[int]:
@@ -152,7 +152,7 @@ def test_a_code_ends_with_the_token_that_made_it(shared_gateway: GatewayProcess)
     assert pair(shared_gateway, code, "orphan").status == 401
 
 
-def test_of_many_codes_used_at_once_for_one_id_one_works(shared_gateway: GatewayProcess) -> None:
+def test_only_one_of_many_codes_for_one_id_works(shared_gateway: GatewayProcess) -> None:
     codes = [code_of(shared_gateway) for _ in range(8)]
 
     async def race() -> list[int]:

@@ -108,7 +108,7 @@ def test_network_rules_hold_and_change_without_a_restart(house: House, way: str,
 
 
 @WAYS
-def test_what_cannot_be_given_is_refused_aloud(house: House, way: str) -> None:
+def test_a_missing_mount_is_refused_with_the_reason(house: House, way: str) -> None:
     house.set('mounts = [{ host = "/no/such/folder" }]')
     wait_until(lambda: "'/no/such/folder' does not exist" in house.run(way, "touch work/ran"), 60, "the refusal")
     assert not (house.workspace / "work" / "ran").exists()

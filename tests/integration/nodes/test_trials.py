@@ -106,7 +106,7 @@ def test_keeping_applies_exactly_the_changes(tried: Tried) -> None:
     assert tried.end(done, "discard")[0] >= 400
 
 
-def test_what_was_kept_can_be_undone(tried: Tried) -> None:
+def test_a_kept_trial_can_be_undone(tried: Tried) -> None:
     done = tried.trial("echo changed > old.txt; echo new > new.txt")
     status, kept = tried.end(done, "keep")
     calls = tried.gateway.get("/v1/calls?tool=tried__Trial&limit=1")["calls"]

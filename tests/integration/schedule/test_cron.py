@@ -627,7 +627,7 @@ def test_a_preview_shows_the_slots_of_a_change_of_clocks(house: House) -> None:
 # -- across restarts --------------------------------------------------------------------------------------
 
 
-def test_what_was_missed_while_down_runs_once_at_start_and_is_recorded_as_late(tmp_path: Path) -> None:
+def test_slots_missed_while_down_run_once_at_start_and_are_recorded_as_late(tmp_path: Path) -> None:
     with opened(tmp_path / "home") as house:
         cron = Cron(house)
         word = words()

@@ -94,7 +94,7 @@ def test_the_first_failure_of_a_job_is_reported(talk: Talk) -> None:
     wait_until(lambda: [one for one in taken(talk, "pager") if one[0] == "lena"], 15, "the failure, reported elsewhere")
 
 
-def test_what_a_heartbeat_says_is_delivered_however_short(talk: Talk) -> None:
+def test_a_heartbeat_reply_is_delivered_even_if_short(talk: Talk) -> None:
     say(talk.gateway, "lena", "are you there")
     wait_until(lambda: taken(talk, "are you there"), 15, "an answer to lena")
     file = talk.gateway.home / "agents" / "main" / "HEARTBEAT.md"

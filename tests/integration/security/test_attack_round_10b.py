@@ -88,9 +88,7 @@ def test_the_node_of_up_takes_no_program_of_its_current_folder(tmp_path: Path) -
 
 @needs_bubblewrap
 @pytest.mark.parametrize("level", ["bubblewrap", "landlock"])
-def test_what_is_kept_of_a_trial_stays_in_the_lent_folder(
-    shared_gateway: GatewayProcess, tmp_path: Path, level: str
-) -> None:
+def test_a_kept_trial_changes_only_the_lent_folder(shared_gateway: GatewayProcess, tmp_path: Path, level: str) -> None:
     root, outside, node = tmp_path / "root", tmp_path / "outside", f"swapped-{level}"
     for folder in (root / "folder", outside):
         folder.mkdir(parents=True)
@@ -281,7 +279,7 @@ def false_words(call: str, ended: str) -> list[dict[str, Any]]:
 
 
 @asynchronous
-async def test_a_node_speaks_for_no_other(ground: Ground) -> None:
+async def test_a_node_cannot_answer_for_another(ground: Ground) -> None:
     def get(call: str) -> Any:
         return ground.gateway.get(f"/v1/calls/{call}")
 

@@ -356,7 +356,7 @@ LIES: list[tuple[Callable[[], Any], int | None]] = [
 
 
 @asynchronous
-async def test_lies_about_a_terminal_reach_its_viewers_alone(ground: Ground) -> None:
+async def test_false_reports_about_a_terminal_reach_only_its_viewers(ground: Ground) -> None:
     async with lying(ground.gateway) as liar:
         terminal = await opened(ground.gateway, "liar")
         for said, code in LIES:

@@ -121,7 +121,7 @@ GUARDED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 ]
 
 
-def test_a_protected_file_has_no_other_name(ground: Ground) -> None:
+def test_a_protected_file_cannot_be_reached_by_another_name(ground: Ground) -> None:
     for tool, args, more in GUARDED:
         answer = ground.call(tool, args, **more)
         assert answer["ok"] is False and "(guard)" in answer["error"]["message"], (tool, args, more, answer)
@@ -137,7 +137,7 @@ def test_the_routes_of_an_agent_obey_the_rules_about_its_folder(ground: Ground, 
 
 
 @pytest.mark.parametrize("uri", ["main/secret.pem", "main/./secret.pem", "main/%73ecret.pem", "other/open.txt"])
-def test_a_protected_file_is_no_resource(ground: Ground, uri: str) -> None:
+def test_a_protected_file_is_not_a_resource(ground: Ground, uri: str) -> None:
     def mcp(method: str, headers: dict[str, str], **params: Any) -> Any:
         body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
         sent = {"Accept": "application/json", **headers}
@@ -269,7 +269,7 @@ def test_odd_arguments_of_a_model_end_as_errors(ground: Ground, tool: str) -> No
 @pytest.mark.parametrize(
     "name", ["", "a" * 5000, "free__Bash\0", "..", "gsv__", "__Bash", "undo", "trial", "\u202eexec"]
 )
-def test_a_name_that_a_model_makes_up_is_no_tool(ground: Ground, name: str) -> None:
+def test_a_name_that_a_model_invents_is_not_a_tool(ground: Ground, name: str) -> None:
     session = ground.house.session(calls((name, {"command": "true"})), text("done"))
     assert session.send(wait=PATIENCE)["reply"] == "done"
     assert [one.get("is_error") for one in session.history() if one["role"] == "tool"] in ([True], [])

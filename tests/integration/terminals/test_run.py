@@ -70,7 +70,7 @@ def test_exit_statuses(farhand: Runner, words: list[str], status: int) -> None:
     assert farhand("run", "hands", *words).returncode == status
 
 
-def test_what_farhand_cannot_do_is_125(farhand: Runner) -> None:
+def test_a_failure_of_farhand_is_status_125(farhand: Runner) -> None:
     done = farhand("run", "hand", "--", "true")
     assert done.returncode == 125 and b"there is no node 'hand'" in done.stderr and done.stdout == b""
     done = farhand("run", "--url", "http://127.0.0.1:9", "hands", "--", "true")

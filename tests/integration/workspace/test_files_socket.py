@@ -77,7 +77,7 @@ def test_a_short_one_takes_the_node_socket(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("refused", [(True, False), (False, True), (True, True)])
-def test_where_an_end_cannot_have_one_the_node_socket_will_do(scene: Scene, refused: tuple[bool, bool]) -> None:
+def test_an_end_without_its_own_connection_uses_the_node_socket(scene: Scene, refused: tuple[bool, bool]) -> None:
     for proxy, refusing in zip(scene.proxies, refused, strict=True):
         proxy.refusing = refusing
     scene.holds(*scene.begin(LONG))
@@ -97,7 +97,7 @@ def test_one_that_breaks_is_made_good_by_the_node_socket(scene: Scene, end: int)
     assert scene.proxies[0].moved < 3 * LONG
 
 
-def test_on_the_node_socket_a_receiver_that_stands_still_holds_up_no_call(scene: Scene) -> None:
+def test_on_the_node_socket_a_suspended_receiver_delays_no_call(scene: Scene) -> None:
     """More is under way than the sockets hold, so the gateway has to keep some of it, and to send it in parts."""
     scene.proxies[0].refusing = True
     content = os.urandom(MIB) * 64

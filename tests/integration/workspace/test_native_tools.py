@@ -171,7 +171,7 @@ def test_nothing_there(files: Files) -> None:
     files.fails("ReadFile", "not_found", path="mem")
 
 
-def test_a_very_deep_directory_is_no_hindrance(files: Files) -> None:
+def test_a_very_deep_directory_works(files: Files) -> None:
     files.ok("WriteFile", path="a.md", content="")
     deep = os.open(files.folder, os.O_RDONLY)
     for _ in range(1200):
@@ -195,7 +195,7 @@ def test_a_long_directory_is_listed_whole(files: Files) -> None:
     assert len(files.ok("ReadFile", path="many")["files"]) == 1100
 
 
-def test_what_is_no_text_is_not_garbled(files: Files) -> None:
+def test_binary_data_is_not_changed(files: Files) -> None:
     files.folder.mkdir(parents=True)
     (files.folder / "x.png").write_bytes(b"\x89PNG\r\n\x1a\n\xff\xfe")
     message = files.fails("ReadFile", "failed", path="x.png")
@@ -221,7 +221,7 @@ def test_a_session_works_in_the_workspace_of_its_agent(gateway: GatewayProcess, 
 
 
 @pytest.mark.parametrize("agent_id", ["..", "a/b", "../main", "", ".", "a\u0000b", "x" * 65, "-a", "a..b"])
-def test_an_agent_id_is_no_path(gateway: GatewayProcess, agent_id: str) -> None:
+def test_an_agent_id_is_not_a_path(gateway: GatewayProcess, agent_id: str) -> None:
     answer = gateway.invoke("gsv__WriteFile", {"path": "x.md", "content": "x"}, agent_id=agent_id)
     if agent_id:
         assert answer["error"]["kind"] == "invalid_args", answer
@@ -266,7 +266,7 @@ def test_traversal_is_refused_in_every_spelling(files: Files, path: str) -> None
     files.fails("DeleteFile", "not_allowed", path=path)
 
 
-def test_dots_in_a_name_are_no_traversal(files: Files) -> None:
+def test_dots_in_a_name_are_not_traversal(files: Files) -> None:
     files.ok("WriteFile", path="v1..v2.md", content="x")
     assert files.ok("ReadFile", path="./v1..v2.md")["content"] == "x"
     assert files.ok("ReadFile", path="//v1..v2.md")["content"] == "x"

@@ -117,7 +117,7 @@ def test_modes_of_old_files_stay_and_programs_can_be_run(pair: Pair) -> None:
     assert (pair.right.workspace / "fresh.sh").stat().st_mode & 0o111
 
 
-def test_what_was_for_its_owner_alone_stays_so(pair: Pair) -> None:
+def test_private_files_stay_private(pair: Pair) -> None:
     key = pair.left.workspace / "id_ed25519"
     key.write_text("private")
     key.chmod(0o600)
@@ -324,7 +324,7 @@ def test_several_at_once(pair: Pair) -> None:
         assert (pair.right.workspace / "many" / name).read_bytes() == content
 
 
-def test_a_receiver_that_stands_still_holds_up_no_call_and_loses_nothing(pair: Pair) -> None:
+def test_a_suspended_receiver_delays_no_call_and_loses_nothing(pair: Pair) -> None:
     """More is under way than the sockets hold, so the gateway has to keep some of it, and to send it in parts."""
     content = os.urandom(MIB) * 64
     names = [f"still-{number}" for number in range(4)]

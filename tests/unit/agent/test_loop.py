@@ -214,7 +214,7 @@ def stopping(*steps: Any, given: Tools | None = None, when: Any) -> tuple[list[E
     return asyncio.run(main())
 
 
-def test_stop_while_the_model_speaks_keeps_what_it_said() -> None:
+def test_stop_while_the_model_replies_keeps_the_text_so_far() -> None:
     never = asyncio.Event()
     events, seconds = stopping(
         [model_events.ThinkingDelta("hm"), model_events.TextDelta("Once upon"), never],
@@ -226,7 +226,7 @@ def test_stop_while_the_model_speaks_keeps_what_it_said() -> None:
     assert seconds < 5
 
 
-def test_stop_before_the_model_speaks() -> None:
+def test_stop_before_the_model_replies() -> None:
     events, _ = stopping([asyncio.Event()], when=lambda event: isinstance(event, StepStarted))
     assert transcript(events) == []
     assert isinstance(end(events), Stopped)
@@ -440,7 +440,7 @@ def test_a_model_that_repeats_itself_is_warned() -> None:
     assert "4 times in a row" in reported[3]
 
 
-def test_the_same_call_twice_in_one_reply_is_no_repetition() -> None:
+def test_the_same_call_twice_in_one_reply_is_not_a_repetition() -> None:
     rounds = [uses((f"a{n}", "look", {}), (f"b{n}", "look", {}), (f"c{n}", "look", {})) for n in range(3)]
     assert {text for text, _ in results(go(ScriptedModel(*rounds, says("done")), tools(look="same")))} == {"same"}
 

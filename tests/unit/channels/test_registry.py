@@ -26,7 +26,7 @@ def test_a_channel_without_its_library_names_the_extra(kind: str, monkeypatch: p
     assert str(refused.value) == f"[channels.mine] needs the extra: pip install 'farhand[{kind}]'"
 
 
-def test_what_needs_no_library_works_without_any(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_channels_without_a_library_work_without_extras(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in LIBRARIES.values():
         monkeypatch.setitem(sys.modules, module, None)
     tables = {"signal": {"number": "+15550000000"}, "crm": {"kind": "webhook", "secret": "s"}}

@@ -171,7 +171,7 @@ def test_a_stranger_has_to_be_paired(telegram: TelegramServer, house: House) -> 
     assert pairing["code"] in telegram.said[0].text and pairing["channel"] == "telegram"
 
 
-def test_what_is_written_while_the_gateway_is_down_is_heard_once(telegram: TelegramServer, house: House) -> None:
+def test_a_message_sent_while_the_gateway_is_down_is_received_once(telegram: TelegramServer, house: House) -> None:
     gateway = house(settings(telegram))
     telegram.write(7, "before")
     wait_until(lambda: len(telegram.said) == 1, 30)

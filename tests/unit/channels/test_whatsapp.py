@@ -81,7 +81,7 @@ def test_files_come_and_go(gateway: GatewayProcess, whatsapp: WhatsAppServer) ->
     assert whatsapp.said[2].more["image"]["id"] == "up0" and whatsapp.uploads["up0"][1] == b"\x89PNG"
 
 
-def test_what_is_signed_and_no_notification_is_refused(gateway: GatewayProcess, whatsapp: WhatsAppServer) -> None:
+def test_a_signed_post_that_is_not_a_notification_is_refused(gateway: GatewayProcess, whatsapp: WhatsAppServer) -> None:
     for body, status in ((b"[]", 400), (b"nonsense", 400), (b'{"entry": []}', 200)):
         headers = {"X-Hub-Signature-256": "sha256=" + hmac.new(b"app-secret", body, hashlib.sha256).hexdigest()}
         assert gateway.request("POST", "/hooks/whatsapp", body, token=None, headers=headers).status == status

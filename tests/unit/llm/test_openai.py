@@ -240,7 +240,7 @@ def test_a_connection_lost_after_the_reply_loses_nothing() -> None:
 def test_an_end_without_finish_is_a_cut() -> None:
     with (
         ModelServer(raw(chunk({"content": "hal"}) + b"\n\n")) as server,
-        pytest.raises(Unavailable, match="cut before the reply was complete"),
+        pytest.raises(Unavailable, match="ended before the reply was complete"),
     ):
         ask(server.url)
 

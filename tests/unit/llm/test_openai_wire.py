@@ -91,7 +91,7 @@ def test_a_schema_without_bottom_is_cut() -> None:
     assert normal_schema(schema)["type"] == "object"
 
 
-def test_arguments_that_are_no_object_are_wrapped_for_the_provider() -> None:
+def test_arguments_that_are_not_object_are_wrapped_for_the_provider() -> None:
     messages = [Message("assistant", tool_calls=(ToolUse("1", "read", '{"path": '), ToolUse("2", "read", "[1]")))]
     (sent,) = messages_to_wire(messages, names_of(messages, ()))
     assert [call["function"]["arguments"] for call in sent["tool_calls"]] == [

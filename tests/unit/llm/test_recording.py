@@ -69,7 +69,7 @@ def test_a_system_prompt_may_change(tmp_path: Path) -> None:
     assert replay(tmp_path / "r", later) == [to_b]
 
 
-def test_what_a_cut_stream_said_is_not_recorded(tmp_path: Path) -> None:
+def test_text_of_an_interrupted_stream_is_not_recorded(tmp_path: Path) -> None:
     with ModelServer(text("half", cut=True, usage=None, finish_reason=""), text("whole")) as server:
         (events,) = record(tmp_path / "r", asked("a"), server=server)
     start = next(number for number, event in enumerate(events) if isinstance(event, Retrying)) + 1

@@ -179,7 +179,7 @@ def test_the_next_model_is_asked_when_a_server_is_unreachable() -> None:
         assert answer(ask(chain(f"http://127.0.0.1:{free_port()}/v1", second), "a/m")).model == "b/m"
 
 
-def test_what_a_cut_reply_said_is_void_at_the_next_model() -> None:
+def test_text_of_an_interrupted_reply_is_void_at_the_next_model() -> None:
     cut: dict[str, Any] = {"cut": True, "usage": None, "finish_reason": ""}
     with ModelServer(text("half", **cut), text("half", **cut)) as first, ModelServer(text("whole")) as second:
         events = ask(chain(first, second), "a/m")

@@ -121,7 +121,7 @@ def killed_half_way(tmp_path: Path) -> Files:
     return Files(work, roots=[ConfinedRoot(work)], transaction_folder=transaction_folder)
 
 
-def test_names_that_are_no_text_are_put_right_too(tmp_path: Path) -> None:
+def test_names_that_are_not_text_are_put_right_too(tmp_path: Path) -> None:
     odd = tmp_path / os.fsdecode(b"w\xfcrk")
     make(odd)
     before = tree(odd)

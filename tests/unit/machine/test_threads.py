@@ -29,7 +29,7 @@ def test_its_parameters_may_have_any_name() -> None:
     assert asyncio.run(in_own_thread(known_by, function="a", loop="b")) == "ab"
 
 
-def test_what_it_raises_is_raised() -> None:
+def test_exceptions_are_passed_on() -> None:
     def fail(reason: str, *, times: int) -> None:
         raise KeyError(reason * times)
 

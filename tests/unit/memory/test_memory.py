@@ -155,7 +155,7 @@ def test_a_link_is_looked_at_each_time(folder: Path) -> None:
     remember(folder, work)
 
 
-def test_what_the_kernel_does_not_tell_is_noticed_when_all_is_looked_at(folder: Path, tmp_path: Path) -> None:
+def test_changes_that_the_kernel_does_not_report_are_found_by_a_full_check(folder: Path, tmp_path: Path) -> None:
     """Another name of the same file, in a folder that is not watched."""
     other = tmp_path / "other name"
     other.hardlink_to(folder / "MEMORY.md")
@@ -229,7 +229,7 @@ def test_a_memory_folder_that_leads_outside_is_left_out(folder: Path, tmp_path: 
     assert search(folder, "birthday").hits == []
 
 
-def test_bytes_that_are_no_text_do_no_harm(folder: Path) -> None:
+def test_bytes_that_are_not_text_do_no_harm(folder: Path) -> None:
     (folder / "memory" / "odd.md").write_bytes(b"\xff\xfe needle \0 after\n\xc3\n")
     (folder / "memory" / "bom.md").write_bytes(b"\xef\xbb\xbf# Heading\nhaystack\n")
     (folder / "memory" / "empty.md").write_bytes(b"")

@@ -45,7 +45,7 @@ def test_lines_longer_than_a_block(tmp_path: Path) -> None:
     assert last_lines(tmp_path, 3)[1] is False
 
 
-def test_no_log_is_no_line(tmp_path: Path) -> None:
+def test_no_log_means_no_lines(tmp_path: Path) -> None:
     assert last_lines(tmp_path, 10) == ([], False)
 
 

@@ -56,7 +56,7 @@ def test_what_no_sender_sends(entries: list[ManifestEntry]) -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"{}", b"[1]", b'[["a"]]', b"[[]]", b'[["a","file",1.5]]', b'[ ["","file",1,false,0,""]]']
 )
-def test_what_is_no_manifest(data: Any) -> None:
+def test_an_invalid_manifest(data: Any) -> None:
     with pytest.raises(ProtocolError):
         Manifest.decode(data)
 

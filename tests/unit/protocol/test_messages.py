@@ -486,7 +486,7 @@ def test_this_frame_is_refused(frame: str) -> None:
     "frame",
     [b"\xff", b'{"type":"ping","timestamp":5,"x":"\xff"}', b'\x00{"type":"ping","timestamp":5}', b"\xfa\x01\x00\x00"],
 )
-def test_bytes_that_are_no_text_are_refused(frame: bytes) -> None:
+def test_bytes_that_are_not_text_are_refused(frame: bytes) -> None:
     with pytest.raises(ProtocolError, match="not a message"):
         decode(frame)
 

@@ -637,7 +637,7 @@ asyncio.run(main())
 
 
 @asynchronous
-async def test_the_program_ends_though_a_plain_function_does_not() -> None:
+async def test_the_program_ends_although_a_plain_function_does_not() -> None:
     async with FakeGateway() as gateway:
         process = await asyncio.create_subprocess_exec(sys.executable, "-c", PLUG_IN, gateway.url)
         try:
@@ -1119,7 +1119,7 @@ async def test_a_refusal_that_a_retry_cannot_change_is_final(status: int) -> Non
 
 @pytest.mark.parametrize(("times", "ends"), [(4, False), (5, True)])
 @asynchronous
-async def test_where_it_was_welcome_a_refusal_is_believed_when_it_is_repeated(times: int, ends: bool) -> None:
+async def test_after_a_welcome_only_repeated_refusals_are_final(times: int, ends: bool) -> None:
     """A garbled line, or a proxy that answers while the gateway restarts, does not end a node for good."""
     async with FakeGateway() as gateway, serving(gateway.url, echo_registry()) as node:
         peer = await gateway.accept()
@@ -1463,7 +1463,7 @@ async def test_shutdown_while_waiting_for_the_upgrade_leaves_no_socket_behind() 
 
 
 @asynchronous
-async def test_shutdown_is_final_even_when_the_gateway_does_not_say_goodbye() -> None:
+async def test_shutdown_is_final_even_if_the_gateway_does_not_close() -> None:
     async with RawGateway() as gateway, serving(gateway.url, echo_registry()) as node:
         peer = await gateway.accept()
         await peer.upgrade()

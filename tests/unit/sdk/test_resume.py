@@ -448,7 +448,7 @@ async def test_a_query_is_answered_and_a_broken_one_says_so() -> None:
 # -- a node that was killed -------------------------------------------------------------------------------
 
 
-def test_what_an_earlier_life_accepted_does_not_run_in_the_next(tmp_path: Path) -> None:
+def test_a_call_accepted_by_an_earlier_process_does_not_run_again(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
     runs: list[str] = []
 

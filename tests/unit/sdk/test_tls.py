@@ -78,7 +78,7 @@ async def test_a_certificate_for_another_name_is_refused(authority: trustme.CA, 
 
 
 @asynchronous
-async def test_the_scheme_in_capitals_is_no_way_round(authority: trustme.CA) -> None:
+async def test_the_scheme_in_capitals_does_not_bypass_it(authority: trustme.CA) -> None:
     async with FakeGateway(served_by(authority, "127.0.0.1")) as gateway:
         with pytest.raises(Refused, match="certificate"):
             await NodeClient(gateway.url.replace("wss", "WSS"), "secret").run(ToolRegistry())
@@ -86,7 +86,7 @@ async def test_the_scheme_in_capitals_is_no_way_round(authority: trustme.CA) -> 
 
 
 @asynchronous
-async def test_a_gateway_without_tls_is_not_spoken_to_in_the_clear() -> None:
+async def test_nothing_is_sent_unencrypted_to_a_gateway_without_tls() -> None:
     heard = b""
     async with RawGateway() as gateway:
         client = NodeClient(

@@ -243,7 +243,7 @@ def test_on_a_node(call: tuple[str, dict[str, Any]], old: str) -> None:
 
 
 @given(call=calls(AGENT), old=TEXTS)
-def test_of_the_agent(call: tuple[str, dict[str, Any]], old: str) -> None:
+def test_previews_of_the_agent(call: tuple[str, dict[str, Any]], old: str) -> None:
     name, arguments = call
     world = World(old)
     try:
@@ -254,7 +254,7 @@ def test_of_the_agent(call: tuple[str, dict[str, Any]], old: str) -> None:
 
 
 @given(call=calls(GUIDE), old=TEXTS)
-def test_of_agent_process(call: tuple[str, dict[str, Any]], old: str) -> None:
+def test_previews_of_agent_process(call: tuple[str, dict[str, Any]], old: str) -> None:
     name, arguments = call
     world = World(old)
 
@@ -270,7 +270,7 @@ def test_of_agent_process(call: tuple[str, dict[str, Any]], old: str) -> None:
 
 
 @given(call=calls(NATIVE), old=TEXTS)
-def test_of_the_workspace(call: tuple[str, dict[str, Any]], old: str) -> None:
+def test_previews_of_the_workspace(call: tuple[str, dict[str, Any]], old: str) -> None:
     name, arguments = call
     world = World(old)
 

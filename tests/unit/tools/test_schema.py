@@ -121,7 +121,7 @@ def test_a_parameter_without_a_type_takes_anything() -> None:
     assert parameters.read(Raw(b'{"value":{"a":[1]}}')) == {"value": {"a": [1]}, "other": 5}
 
 
-def test_the_leading_context_is_no_parameter() -> None:
+def test_the_leading_context_is_not_a_parameter() -> None:
     def tool(ctx: object, query: str) -> None: ...
 
     parameters = Parameters(tool, skip=1)

@@ -77,7 +77,7 @@ def _check_kind(target: Path, kind: str) -> None:
     with tool_errors(), file_errors("write", str(target)):
         mode = target.lstat().st_mode
         if not (stat.S_ISDIR(mode) if kind == "folder" else stat.S_ISREG(mode)):
-            raise OSError(errno.EEXIST, f"expected a {kind}, but something else is there")
+            raise OSError(errno.EEXIST, f"expected a {kind}, but it is something else")
 
 
 def _make_folder(path: Path, private: bool) -> None:

@@ -115,7 +115,7 @@ def test_a_path_is_let_through_as_it_is_meant() -> None:
         ("git status & id", False),
     ],
 )
-def test_what_lets_a_command_through_lets_no_other_ride_along(command: str, fits: bool) -> None:
+def test_a_rule_that_allows_a_command_allows_no_other_with_it(command: str, fits: bool) -> None:
     rule = {"decision": "allow", "args": {"command": "git *"}}
     assert (decided(rule, call(args={"command": command}), "deny") == "allow") is fits
 
@@ -367,7 +367,7 @@ def test_a_folder_that_is_left_out_is_the_workspace() -> None:
     assert decided(allow, call("Glob", args={"pattern": "/etc/*"}, **left_out), "deny") == "deny"
 
 
-def test_where_case_makes_no_difference_a_path_is_stopped_in_any() -> None:
+def test_a_path_is_stopped_in_any_case_if_case_does_not_matter() -> None:
     for pattern in ("/Users/me/.ssh/*", "re:^/Users/me/\\.ssh/"):
         rule = {"decision": "deny", "args": {"path": pattern}}
         subject = call("Read", args={"path": "/users/ME/.SSH/id"}, folds=True)

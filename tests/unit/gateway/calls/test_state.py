@@ -139,7 +139,7 @@ def test_a_call_is_sent_again_only_when_its_node_may_not_have_it() -> None:
     assert again == {E.NODE_NEVER_SAW, E.NODE_ACCEPTED}
 
 
-def test_what_has_not_left_has_no_outcome_of_a_node() -> None:
+def test_a_call_that_was_not_sent_has_no_outcome_of_a_node() -> None:
     for state, event, _, effects in rows():
         for end in ends(effects):
             if state in UNSENT:

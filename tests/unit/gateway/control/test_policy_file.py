@@ -71,7 +71,7 @@ def test_comments_stay_with_the_rules_that_stay() -> None:
     assert read(text).rules == [DENY, PolicyRule(decision="allow", node="laptop")]
 
 
-def test_a_file_that_is_no_toml_is_refused() -> None:
+def test_a_file_that_is_not_toml_is_refused() -> None:
     with pytest.raises(ValueError, match="not valid TOML"):
         with_policy("[policy", PolicySettings())
 

@@ -37,7 +37,7 @@ async def fetched(head: bytes, body: list[bytes]) -> bytes:
         (b"content-type: application/json\r\ncontent-encoding: gzip", [b"x"]),
     ],
 )
-def test_what_is_too_long_or_compressed_is_refused(head: bytes, body: list[bytes]) -> None:
+def test_too_long_and_compressed_messages_are_refused(head: bytes, body: list[bytes]) -> None:
     with pytest.raises(httpx2.HTTPError):
         asyncio.run(fetched(head, body))
 

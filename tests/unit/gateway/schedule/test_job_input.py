@@ -130,5 +130,5 @@ def test_intervals_and_times_of_day() -> None:
     assert [read_interval(text) for text in ("0", "0m", "off", "")] == [0, 0, 0, 0]
     assert (read_clock("08:30").hour, read_clock("24:00").hour) == (8, 0)
     for bad in ("8", "24:01", "x", "12:60"):
-        with pytest.raises(ValueError, match=r"no time of day|must be in"):
+        with pytest.raises(ValueError, match=r"not a time of day|must be in"):
             read_clock(bad)

@@ -50,7 +50,7 @@ def test_a_phrase_is_a_cron_expression(text: str, expression: str) -> None:
      "every other monday at 9", "every 2nd tuesday at 9", "every monday at 9:00 and 9:30", "every day at 9:00:30",
      "on the 32nd of every month at 9", "every month on the first at 9", "every monday at 13pm", "soon at 9", "at 9"],
 )  # fmt: skip
-def test_what_is_not_understood_is_refused(text: str) -> None:
+def test_text_that_is_not_understood_is_refused(text: str) -> None:
     with pytest.raises(InvalidArgs):
         read_schedule_text(text, NOW, ZONE)
 

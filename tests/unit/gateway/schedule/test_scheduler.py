@@ -346,7 +346,7 @@ def test_a_perform_that_breaks_is_an_error_of_its_slot_only(tmp_path: Path) -> N
     run(tmp_path, test)
 
 
-def test_what_ran_when_its_scheduler_vanished_is_unknown_and_not_run_again(tmp_path: Path) -> None:
+def test_a_slot_whose_scheduler_died_is_unknown_and_not_run_again(tmp_path: Path) -> None:
     async def test(house: House) -> None:
         await house.add("a", Every(MINUTE, T0))
         await house.add("b", At(T0 + MINUTE))

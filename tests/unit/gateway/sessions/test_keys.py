@@ -45,7 +45,7 @@ def test_a_session_has_one_name_however_it_is_written(written: str, meant: str) 
 
 
 @pytest.mark.parametrize("key", ["", "  ", "a/b", "a\nb", "a\tb", "x" * 257, "\x1b[31m"])
-def test_what_is_no_name_is_refused(key: str) -> None:
+def test_an_invalid_name_is_refused(key: str) -> None:
     with pytest.raises(InvalidArgs):
         canonical(key)
 

@@ -51,7 +51,7 @@ def failed(stream: Stream, kind: type[Exception] = Failed) -> None:
         stream.done.result()
 
 
-def test_what_is_allowed_is_passed_on() -> None:
+def test_allowed_frames_are_passed_on() -> None:
     def work(stream: Stream, sender: Ear, receiver: Ear) -> None:
         data(stream, 0, 26)
         stream.relay(FrameKind.END, 26, part_end(1, 26, 0, bytes(32)))
@@ -117,7 +117,7 @@ def test_failures_of_the_ends() -> None:
     scene(again)
 
 
-def test_what_is_carried_past_it_is_believed_and_bytes_that_come_all_the_same_are_a_break() -> None:
+def test_bytes_on_the_node_socket_are_an_error_while_a_separate_connection_is_used() -> None:
     def work(stream: Stream, sender: Ear, receiver: Ear) -> None:
         breaks: list[str] = []
         stream.carried(lambda: breaks.append("broke"))

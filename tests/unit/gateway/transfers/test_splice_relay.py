@@ -127,7 +127,7 @@ async def test_tickets_are_hard_to_guess_and_differ() -> None:
     assert len(set(tickets)) == 100 and min(map(len, tickets)) >= 32
 
 
-async def test_closing_twice_is_no_fault(ends: Ends) -> None:
+async def test_closing_twice_is_not_an_error(ends: Ends) -> None:
     moving = SpliceRelay(lambda: None)
     await both(moving, ends)
     moving.close()

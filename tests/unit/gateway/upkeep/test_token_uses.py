@@ -16,7 +16,7 @@ def credentials(now: list[float], *tokens: Token) -> Credentials:
     return Credentials("owner-secret", tokens, NodeTokens(), open=False, clock=lambda: now[0])
 
 
-def test_of_many_uses_the_last_counts() -> None:
+def test_the_last_of_many_uses_counts() -> None:
     now = [100.0]
     known = credentials(now, Token("one", token_hash("secret"), "read", None, "", 1))
     first = known.recognise("secret")

@@ -79,7 +79,7 @@ def test_a_link_that_lies_in_a_protected_folder_is_not_followed_even_back_into_a
             paths.check(spelled)
 
 
-def test_what_one_root_only_shows_no_other_root_opens_for_writing(work: Path) -> None:
+def test_a_read_only_root_is_not_writable_through_another_root(work: Path) -> None:
     (work / "shown" / "inner").mkdir(parents=True)
     shown = ConfinedRoot(work / "shown", writable=False)
     others = [

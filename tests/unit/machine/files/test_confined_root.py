@@ -63,7 +63,7 @@ def test_folders_beneath_are_opened(place: Path, opener: Opener) -> None:
 
 
 @pytest.mark.parametrize("path", ["{top}/outside", "{top}", "{top}/inside/../outside", "{top}/inside-too"])
-def test_what_is_not_beneath_is_refused(place: Path, opener: Opener, path: str) -> None:
+def test_a_path_outside_is_refused(place: Path, opener: Opener, path: str) -> None:
     (place / "inside-too").mkdir()
     with pytest.raises(OSError) as refused:
         ConfinedRoot(place / "inside", opener=opener).open_folder(path.format(top=place))
@@ -179,7 +179,7 @@ def test_a_root_given_through_a_link_allows_both_spellings(place: Path) -> None:
     assert content(files, str(place / "inside" / "deep" / "note")) == "inside"
 
 
-def test_a_workspace_outside_the_roots_is_no_way_in(place: Path) -> None:
+def test_a_workspace_outside_the_roots_grants_no_access(place: Path) -> None:
     with pytest.raises(NotAllowed):
         Files(place / "outside", roots=[ConfinedRoot(place / "inside")]).open("note")
 

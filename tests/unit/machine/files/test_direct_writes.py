@@ -29,7 +29,7 @@ def waiting_bytes(file: int) -> int:
     return cached(file)[1]
 
 
-def test_of_a_long_file_little_waits_for_the_disk(tmp_path: Path) -> None:
+def test_little_of_a_long_file_waits_for_the_disk(tmp_path: Path) -> None:
     with (tmp_path / "long").open("wb", buffering=0) as file:
         file.write(b"x")
         os.fsync(file.fileno())

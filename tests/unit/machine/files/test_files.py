@@ -92,7 +92,7 @@ def test_a_page_larger_than_memory_should_hold_is_refused() -> None:
 
 @pytest.mark.parametrize("limit", [None, 0, 1])
 @pytest.mark.parametrize("offset", [0, 5])
-def test_bytes_that_are_no_text_are_found_whatever_page_is_asked(offset: int, limit: int | None) -> None:
+def test_bytes_that_are_not_text_are_found_whatever_page_is_asked(offset: int, limit: int | None) -> None:
     with pytest.raises(NotText):
         page(b"head\n\x89PNG\xff\n", offset, limit)
     with pytest.raises(NotText):
@@ -121,7 +121,7 @@ def test_a_missing_file_is_not_found(files: Files, tmp_path: Path) -> None:
             files.open(path)
 
 
-def test_a_folder_is_no_file(files: Files, tmp_path: Path) -> None:
+def test_a_folder_is_not_a_file(files: Files, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     for path in ("folder", ".", "/", ""):
         with pytest.raises(Failed, match="Is a directory"):
@@ -377,7 +377,7 @@ def test_no_match_changes_nothing_and_tells_of_windows_lines(files: Files, tmp_p
     assert (tmp_path / "file").stat().st_ino == before
 
 
-def test_bytes_that_are_no_text_are_not_edited(files: Files, tmp_path: Path) -> None:
+def test_bytes_that_are_not_text_are_not_edited(files: Files, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"abc\xff")
     with pytest.raises(Failed, match=r"not UTF-8 text \(byte 3\)"):
         replace_text(files, "file", "abc", "x")
@@ -397,7 +397,7 @@ def test_an_edit_does_not_make_a_file_too_large_to_hold(files: Files, tmp_path: 
     assert (tmp_path / "file").read_text() == "x" * 3000
 
 
-def test_a_file_changed_since_it_was_read_is_left_alone(files: Files, tmp_path: Path) -> None:
+def test_a_file_changed_since_it_was_read_is_not_written(files: Files, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("theirs")
     with pytest.raises(Failed, match=r"changed by someone else .* Read it again"):
         files.write("file", b"ours", expected=b"as we read it")
@@ -408,7 +408,7 @@ def test_a_file_changed_since_it_was_read_is_left_alone(files: Files, tmp_path: 
     assert files.write("file", b"ours") == str(tmp_path / "file")
 
 
-def test_of_edits_at_once_none_is_lost(files: Files, tmp_path: Path) -> None:
+def test_concurrent_edits_are_not_lost(files: Files, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("".join(f"<{worker}:>\n" for worker in range(4)))
     done: list[int] = []
 

@@ -242,7 +242,7 @@ def test_a_file_on_another_disk_is_copied(tmp_path: Path) -> None:
         assert path.read_bytes() == b"old"
 
 
-def test_a_name_that_is_no_text_is_as_good_as_any(machine: Machine) -> None:
+def test_a_name_that_is_not_text_works(machine: Machine) -> None:
     name = os.fsdecode(b"caf\xe9")
     (machine.work / name).write_bytes(b"old")
     machine.write("c1", name, b"new")
@@ -416,7 +416,7 @@ def test_a_link_that_took_a_folders_place_is_not_followed(machine: Machine, tmp_
     assert (tmp_path / "moved/a").read_text() == "new"
 
 
-def test_what_another_program_still_wrote_to_is_not_passed_off_as_the_old_content(machine: Machine) -> None:
+def test_content_that_another_program_changed_is_not_restored_as_the_old_one(machine: Machine) -> None:
     path = machine.work / "log"
     path.write_bytes(b"old")
     with path.open("ab", buffering=0) as writer:

@@ -59,7 +59,7 @@ def test_a_replaced_folder_is_reported(tmp_path: Path, what: str) -> None:
         watch.close()
 
 
-def test_what_cannot_be_watched_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_watched_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "nothing", tmp_path / "file", Path("/proc/self")):
         with pytest.raises(OSError, match=r"."):

@@ -147,7 +147,7 @@ def test_a_child_that_holds_the_output_does_not_hold_up_the_end(box: Box) -> Non
     box.run(scenario, end=True)
 
 
-def test_what_a_command_left_running_is_killed_with_it(box: Box) -> None:
+def test_left_over_processes_of_a_command_are_killed_with_it(box: Box) -> None:
     async def scenario(jobs: Jobs) -> None:
         job, _ = await finish(jobs, "setsid sleep 1000 & sleep 1001 &")
         ending = await jobs.end(job, grace=0)
@@ -700,7 +700,7 @@ def test_a_finished_job_leaves_the_list_before_the_disk(box: Box) -> None:
     box.run(later, listed_seconds=0.0, kept_seconds=0.0)
 
 
-def test_an_id_that_is_no_name_is_not_found(box: Box) -> None:
+def test_an_invalid_id_is_not_found(box: Box) -> None:
     async def scenario(jobs: Jobs) -> None:
         for name in ("", "..", "../jobs", ".", "keeper.log", "a/b", "x" * 65, "\0"):
             with pytest.raises(NotFound):
@@ -722,7 +722,7 @@ def test_only_the_owner_can_look_inside(box: Box) -> None:
     box.run(scenario, end=True)
 
 
-def test_a_deep_folder_is_no_obstacle(box: Box) -> None:
+def test_a_deep_folder_works(box: Box) -> None:
     box.folder = box.path / ("deep" * 20) / ("deeper" * 20) / "jobs"
 
     async def scenario(jobs: Jobs) -> None:

@@ -189,7 +189,7 @@ def test_a_stranger_is_not_signalled() -> None:
             process.wait()
 
 
-def test_what_carries_a_cookie_is_ended_with_all_below_it() -> None:
+def test_marked_processes_are_ended_with_all_their_descendants() -> None:
     cookie = f"FARHAND_JOB=test-{os.getpid()}"
     name, _, value = cookie.partition("=")
     orphan = subprocess.Popen(

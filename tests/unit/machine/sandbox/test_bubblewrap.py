@@ -101,7 +101,7 @@ def test_a_workspace_the_user_cannot_write_is_refused(workspace: Path) -> None:
         run(Sandbox(workspace, user="1234"), "true")
 
 
-def test_what_the_machine_cannot_give_is_refused_and_nothing_runs(
+def test_a_sandbox_that_the_machine_does_not_support_is_refused_and_nothing_runs(
     workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(Failed, match="does not exist; the command did not run"):

@@ -95,7 +95,7 @@ def test_a_command_joins_the_group_before_it_starts(tmp_path: Path) -> None:
     assert lost.returncode == 126 and "the command did not run" in lost.stderr and lost.stdout == ""
 
 
-def test_what_cannot_be_given_is_refused(tmp_path: Path) -> None:
+def test_a_limit_that_cannot_be_enforced_is_refused(tmp_path: Path) -> None:
     mount, own = groups(tmp_path, controllers="cpuset")
     with pytest.raises(SandboxError, match=r"cpus 1 needs a control group.*no controller for cpu"):
         apply_limits(ResourceLimits(cpus=1), "n", mount=mount, own=own)
@@ -158,7 +158,7 @@ FILLING = {
 @pytest.mark.parametrize("uid", [0, 65534])
 @pytest.mark.parametrize("how", FILLING)
 @pytest.mark.parametrize("level", LEVELS)
-def test_what_a_command_adds_is_limited_in_all(open_folder: Path, level: str, how: str, uid: int) -> None:
+def test_the_total_that_a_command_adds_is_limited(open_folder: Path, level: str, how: str, uid: int) -> None:
     (open_folder / "old").write_bytes(bytes(20 * MIB))  # counts for nothing
     run = confined(open_folder, level, ResourceLimits(disk=8 * MIB), uid)
     fine = run("head -c 4000000 /dev/zero > fine; cat old > /dev/null; echo done; exit 3")

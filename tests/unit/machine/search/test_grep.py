@@ -215,7 +215,7 @@ def test_finding_agrees_with_the_pattern_name_by_name(tmp_path: Path, pattern: s
     assert sorted(found(tmp_path, f"**/{pattern}")) == expected
 
 
-def test_what_is_hidden_is_passed_over_wherever_it_lies(tmp_path: Path) -> None:
+def test_hidden_files_are_skipped_everywhere(tmp_path: Path) -> None:
     for path in ("token", "notes.md", "keys/one.md", "keys/deep/two.md", "open/token", "open/three.md"):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).touch()
@@ -369,7 +369,7 @@ def test_an_invalid_expression(tree: Path, pattern: str) -> None:
     assert "--" not in str(refused.value)
 
 
-def test_rust_syntax_is_understood_and_dashes_are_no_options(tree: Path) -> None:
+def test_rust_syntax_is_understood_and_dashes_are_not_options(tree: Path) -> None:
     (tree / "rust").write_text("Straße 42\n--files\n")
     assert hits(tree, r"\p{L}+\s\p{Nd}{2}$") == [("rust", 1, "Straße 42")]
     assert hits(tree, r"(?i)STRASSE|straße") == [("rust", 1, "Straße 42")]

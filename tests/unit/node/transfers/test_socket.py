@@ -77,7 +77,7 @@ def test_one_that_is_closed_at_once_is_not_wanted(pair: tuple[FilesSocket, Files
 
 
 @pytest.mark.parametrize("address", ["wss://gateway/v1/nodes/ws", "ws://gateway/other", "http://gateway/v1/nodes/ws"])
-def test_where_there_can_be_none_none_is_dialled(address: str) -> None:
+def test_no_connection_is_dialled_if_there_can_be_none(address: str) -> None:
     assert FilesSocket.dial(address, "ticket") is None
 
 

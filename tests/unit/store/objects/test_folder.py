@@ -50,7 +50,7 @@ def test_a_given_content_type_survives_a_restart_and_leaves_no_file_beside(home:
     asyncio.run(main())
 
 
-def test_what_was_not_finished_is_removed_at_the_next_start(home: Path) -> None:
+def test_unfinished_writes_are_removed_at_the_next_start(home: Path) -> None:
     async def main() -> None:
         objects = FolderObjects(home)
         await objects.put("agents/main/kept", b"kept")
@@ -144,7 +144,7 @@ def test_a_link_within_is_followed_and_its_removal_spares_the_target(home: Path)
     asyncio.run(main())
 
 
-def test_what_is_no_regular_file_is_no_object(home: Path) -> None:
+def test_a_path_that_is_not_a_regular_file_is_not_an_object(home: Path) -> None:
     async def main() -> None:
         objects = FolderObjects(home)
         (home / "agents" / "main").mkdir(parents=True)
@@ -208,7 +208,7 @@ def test_an_aborted_writer_leaves_no_folder(home: Path) -> None:
     assert os.listdir(home / "agents" / "main") == []
 
 
-def test_names_that_are_no_text_are_left_out(home: Path) -> None:
+def test_names_that_are_not_text_are_left_out(home: Path) -> None:
     async def main() -> None:
         objects = FolderObjects(home)
         await objects.put("agents/main/x", b"")

@@ -143,7 +143,7 @@ def test_a_full_disk_is_an_error_and_loses_nothing_acknowledged(tmp_path: Path) 
         subprocess.run(["umount", str(mount)], check=True)
 
 
-def test_a_file_that_is_no_database_is_refused_with_its_name(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_database_is_refused_with_its_name(tmp_path: Path) -> None:
     path = tmp_path / "x.db"
     path.write_bytes(b"this is not a database, " * 100)
     with pytest.raises(StoreError, match=r"x\.db"):
