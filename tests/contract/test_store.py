@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import subprocess
 import sys
@@ -15,12 +16,15 @@ import apsw
 import psycopg
 import pytest
 
+from farhand.gateway.sessions.old_chats import move_old_chats
 from farhand.protocol.errors import NotFound
 from farhand.store.journal.events import append_event, events_after, last_event
 from farhand.store.ports import IntegrityError, Store, StoreError, Tx
 from farhand.store.postgres.store import PostgresStore
 from farhand.store.sqlite.migrations import MIGRATIONS
 from farhand.store.sqlite.store import SqliteStore
+from farhand.store.tables import chats
+from farhand.store.tables.sessions import find_session, newest_entries
 from tests.support.fleet_servers import PostgresServer
 
 TOKENS = "INSERT INTO meta (key, value) VALUES (?, ?)"
@@ -333,3 +337,34 @@ def test_acknowledged_writes_survive_a_kill(engine: Engine, tmp_path: Path) -> N
         assert acknowledged <= {event.subject for event in events}
         assert [event.id for event in events] == list(range(1, len(events) + 1))
         asyncio.run(store.close())
+
+
+def test_chats_of_earlier_versions_become_sessions(on_store: OnStore) -> None:
+    def earlier(tx: Tx) -> None:
+        for number in (1, 2):
+            columns = "seq, id, session_id, user_id, channel, name, created_at"
+            values = (number, f"chat-{number}", "s", f"u{number}", "console", "hello", 5)
+            tx.execute(f"INSERT INTO chats ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+            for role, text, at in (("system", "be brief", 5), ("user", "hello", 6), ("assistant", f"hi {number}", 7)):
+                tx.execute(
+                    "INSERT INTO chat_messages (chat, role, text, at) VALUES (?, ?, ?, ?)", (number, role, text, at)
+                )
+
+    async def test(store: Store) -> None:
+        await store.write(earlier)
+        for _ in range(2):
+            await move_old_chats(store)
+        assert await store.read(lambda tx: tx.execute("SELECT count(*) FROM chat_messages").fetchall()) == [(0,)]
+        for number in (1, 2):
+            chat = await store.read(lambda tx, number=number: chats.find(tx, f"chat-{number}"))
+            assert chat is not None and chat.made_by == "owner"
+            found = await store.read(lambda tx, chat=chat: list(newest_entries(tx, chat.session_key, chat.first_entry)))
+            said = [json.loads(bytes(entry.message)) for entry in reversed(found)]
+            assert [one["content"] for one in said] == ["be brief", "hello", f"hi {number}"]
+            session = await store.read(lambda tx, chat=chat: find_session(tx, chat.session_key))
+            assert session is not None and session.previous_ids == (chat.id,) and session.messages == 0
+            assert {entry.session_id for entry in found} == {chat.id} and found[0].at == session.updated_at == 7
+        listed = await store.read(lambda tx: chats.chats(tx, {"user_id": "u2"}, 9))
+        assert [(one.id, one.updated_at) for one in listed] == [("chat-2", 7)]
+
+    on_store(test)

@@ -40,6 +40,7 @@ from farhand.app.wiring import Parts, build
 from farhand.config import Config, SettingsError
 from farhand.gateway.access.credentials import OWNER
 from farhand.gateway.nodes.addresses import GatewayAddress, pins_of
+from farhand.gateway.sessions.old_chats import move_old_chats
 from farhand.gateway.workspace.skill_folders import SKILL_FOLDERS
 from farhand.machine.files.local_paths import AGENTS_FOLDER
 from farhand.machine.files.private_files import open_private, restrict_to_owner, restrict_tree, write_private
@@ -168,6 +169,7 @@ class Gateway:
         if waiting:
             log.info("%d calls were open when the gateway stopped; waiting for their nodes", waiting)
         await parts.sessions.start(None if member is None else member.owned("runs"))
+        await move_old_chats(parts.store.database)
         await parts.freeze.resume()
         stack.push_async_callback(parts.sessions.pause)
         await stack.enter_async_context(parts.scheduler)

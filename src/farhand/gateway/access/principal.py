@@ -27,10 +27,12 @@ class Principal(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def agent(cls, agent_id: str, asker: Credential) -> Principal:
+        """Return the principal of an agent that works on behalf of a credential."""
         return cls(Credential(f"agent:{agent_id}", AGENT_SCOPES), asker)
 
     @property
     def id(self) -> str:
+        """Return the id of the acting credential."""
         return self.actor.id
 
     @property
@@ -67,6 +69,7 @@ class Principal(msgspec.Struct, frozen=True, omit_defaults=True):
         return all(credential.may(scope) for credential in self.credentials)
 
     def may_know(self, node_id: str) -> bool:
+        """Return whether it may be told of a node."""
         return all(credential.may_know(node_id) for credential in self.credentials)
 
     def reaches(self, node_id: str | None, tool: str, *, of_server: bool = False) -> bool:
@@ -80,6 +83,7 @@ def covers(one: Credential, other: Credential) -> bool:
 
 
 def limited(credential: Credential, *scopes: Scope) -> Credential:
+    """Return the credential restricted to these scopes."""
     return msgspec.structs.replace(
         credential, scopes=frozenset(scope.value for scope in scopes if credential.may(scope))
     )
@@ -112,6 +116,9 @@ def decode_credential(stored: bytes | msgspec.Raw | dict[str, Any]) -> Credentia
 
 
 def decode_principal(stored: bytes | msgspec.Raw) -> Principal:
+    """Decode a stored principal. Earlier versions stored only the acting credential."""
     fields = msgspec.json.decode(stored)
+    if "actor" not in fields:
+        return Principal(decode_credential(stored))
     behalf = fields.get("on_behalf_of")
     return Principal(decode_credential(fields["actor"]), None if behalf is None else decode_credential(behalf))

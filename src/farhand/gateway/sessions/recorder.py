@@ -23,6 +23,7 @@ ERRORS: dict[str, type[ModelError]] = {
     error.__name__: error
     for error in (ModelError, NotConfigured, ModelRefused, ContextOverflow, BudgetSpent, Unavailable)
 }
+ERRORS["Refused"] = ModelRefused  # in recordings of earlier versions
 
 log = logging.getLogger(__name__)
 

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from farhand.agent.events import Event
+from farhand.gateway.access.credentials import OWNER, Credential
 from farhand.gateway.access.principal import decode_credential
 from farhand.gateway.calls.pinning import Pin
 from farhand.gateway.control.approvals import ApprovalRequested
@@ -127,7 +128,7 @@ class Run:
         self.message = msgspec.json.decode(record.message, type=Message)
         self.options = msgspec.json.decode(record.options, type=RunOptions)
         # The credential on whose behalf the run acts.
-        self.asker = decode_credential(record.asker)
+        self.asker = _asker(record)
         self.outcome: RunOutcome | None = None
         self.stopping: tuple[RunState, str] | None = None
         # Set to stop the run.
@@ -236,6 +237,13 @@ class Run:
     def _wake(self) -> None:
         for follower in self._followers:
             follower.set()
+
+
+def _asker(record: RunRecord) -> Credential:
+    if record.asker is not None:
+        return decode_credential(record.asker)
+    stored = Credential(record.credential, frozenset(record.scopes))  # stored by an earlier version
+    return OWNER if stored.id == OWNER.id and stored.scopes in (OWNER.scopes, frozenset()) else stored
 
 
 def _retrieve(future: asyncio.Future[Any]) -> None:

@@ -74,3 +74,36 @@ def chats(tx: Tx, filters: dict[str, str], limit: int) -> list[Chat]:
     where = f" WHERE {' AND '.join(clauses)}" if clauses else ""
     values: list[Any] = [*filters.values(), limit]
     return [Chat(*row) for row in tx.execute(f"{LIST}{where} ORDER BY updated DESC, seq DESC LIMIT ?", values)]
+
+
+# -- chats of earlier versions, which kept their messages in a table of their own -------------------------------------
+
+
+class OldChat(msgspec.Struct, frozen=True):
+    seq: int
+    id: str
+    name: str
+    created_at: int
+    key: ChatKey
+
+
+def old_chat(tx: Tx) -> OldChat | None:
+    """Return a chat whose messages are not in a session yet."""
+    query = "SELECT seq, id, name, created_at, session_id, user_id, channel FROM chats WHERE session_key = '' LIMIT 1"
+    row = tx.execute(query).fetchone()
+    if row is None:
+        return None
+    seq, chat_id, name, created_at, *key = row
+    return OldChat(seq, chat_id, name, created_at, ChatKey(*key))
+
+
+def take_old_messages(tx: Tx, chat: OldChat) -> list[tuple[str, str, int]]:
+    """Remove the messages of an old chat; return their role, text and time."""
+    rows = tx.execute("SELECT role, text, at FROM chat_messages WHERE chat = ? ORDER BY seq", (chat.seq,)).fetchall()
+    tx.execute("DELETE FROM chat_messages WHERE chat = ?", (chat.seq,))
+    return [(str(role), str(text), int(at)) for role, text, at in rows]
+
+
+def moved(tx: Tx, chat: OldChat, session_key: str, first_entry: int) -> None:
+    """Record where the messages of an old chat are now."""
+    tx.execute("UPDATE chats SET session_key = ?, first_entry = ? WHERE seq = ?", (session_key, first_entry, chat.seq))
