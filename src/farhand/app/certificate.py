@@ -13,7 +13,7 @@ from typing import Any, Final
 from farhand.config import GatewaySection, SettingsError
 from farhand.gateway.nodes.addresses import lan_addresses
 from farhand.machine.files.private_files import replace_private
-from farhand.protocol.hosts import is_loopback
+from farhand.protocol.names import is_loopback
 
 FOLDER: Final = "tls"
 CERTIFICATE: Final = "cert.pem"

@@ -45,7 +45,7 @@ from farhand.gateway.workspace.skill_folders import SKILL_FOLDERS
 from farhand.machine.files.local_paths import AGENTS_FOLDER
 from farhand.machine.files.private_files import open_private, restrict_to_owner, restrict_tree, write_private
 from farhand.protocol.errors import FarhandError
-from farhand.protocol.hosts import is_loopback
+from farhand.protocol.names import is_loopback
 from farhand.protocol.redaction import KnownSecrets
 from farhand.store.objects.base import SKILLS as SKILLS_FOLDER
 from farhand.store.ports import StoreError

@@ -1,7 +1,8 @@
-"""Names of capabilities, nodes, agents, and tools on a node."""
+"""Names of capabilities, nodes, agents, tools on a node, and hosts."""
 
 from __future__ import annotations
 
+import ipaddress
 import posixpath
 import re
 import unicodedata
@@ -170,3 +171,11 @@ def split_tool(name: str) -> tuple[str, str] | None:
     """Split `laptop__Bash` into (`laptop`, `Bash`); return None for a name without a node."""
     node_id, separator, tool = name.partition(SEPARATOR)
     return (node_id, tool) if separator and node_id and tool else None
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host name or address is that of this machine alone; an IPv6 address may have brackets."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

@@ -18,7 +18,6 @@ from msgspec import UNSET, Raw
 from farhand.protocol.calls import ToolFailure
 from farhand.protocol.errors import Failed, NotFound, ProtocolError, ToolError
 from farhand.protocol.freeze import FreezeState
-from farhand.protocol.hosts import is_loopback
 from farhand.protocol.key_auth import SCHEME
 from farhand.protocol.messages import (
     FEATURE_FLEET,
@@ -49,6 +48,7 @@ from farhand.protocol.messages import (
     decode,
     encode,
 )
+from farhand.protocol.names import is_loopback
 from farhand.protocol.pinned_tls import pinned_context
 from farhand.protocol.version import (
     HELLO_SECONDS,

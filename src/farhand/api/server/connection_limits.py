@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from farhand.protocol.hosts import is_loopback
+from farhand.protocol.names import is_loopback
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from farhand.api.server.http import Problem, Scope
-from farhand.protocol.hosts import is_loopback
+from farhand.protocol.names import is_loopback
 
 log = logging.getLogger(__name__)
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
+import psutil
 
 from farhand import __version__
 from farhand.cli.client import TOKEN_FILE, Client
@@ -178,9 +179,8 @@ def _measure(run: Running, seconds: float, *, quiet: bool) -> Iterator[Figure]:
             remark(f"measuring {what} …")
 
     yield Figure("start to ready", p50_ms=run.ready_seconds * 1000)
-    memory = _resident_megabytes(run.process_id)
-    if memory is not None:
-        yield Figure("memory of the gateway with one node", rate=memory, unit="MB")
+    memory = psutil.Process(run.process_id).memory_info().rss / (1 << 20)
+    yield Figure("memory of the gateway with one node", rate=memory, unit="MB")
     announce("the disk")
     yield _times("one sync of the disk", _syncs(run.folder))
     read = {"tool": f"{run.node}__Read", "args": {"path": "small.txt"}}
@@ -228,14 +228,6 @@ def _spawn(shell: str) -> float:
     began = time.perf_counter()
     subprocess.run([shell, "-lc", "true"], check=False, stdin=subprocess.DEVNULL, capture_output=True)
     return time.perf_counter() - began
-
-
-def _resident_megabytes(process_id: int) -> float | None:
-    try:
-        pages = int(Path(f"/proc/{process_id}/statm").read_text().split()[1])
-    except OSError:
-        return None  # not Linux
-    return pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 
 
 def _disk_folder() -> str | None:

@@ -34,7 +34,7 @@ from farhand.llm.probe import SECONDS, ProbeResult
 from farhand.machine.sandbox.levels import ChosenSandbox
 from farhand.machine.sandbox.resources import RESOURCES
 from farhand.protocol.errors import FarhandError
-from farhand.protocol.hosts import is_loopback
+from farhand.protocol.names import is_loopback
 from farhand.store.history.pruning import usage
 from farhand.store.history.seal_coverage import checkpoint
 from farhand.store.journal.seal import KEY_FILE

@@ -26,7 +26,7 @@ from farhand.cli.output import (
     show_json,
     show_list,
 )
-from farhand.protocol.hosts import is_loopback
+from farhand.protocol.names import is_loopback
 
 SCOPES: Final = ("read", "chat", "tools.read", "tools.write", "tools.exec", "approve", "pair", "freeze", "admin")
 # An example command for each scope, most powerful first.

@@ -16,8 +16,8 @@ from farhand.cli.json_output import json_option, wants_json
 from farhand.cli.output import local_time, on_terminal, plain, remark, show, show_json
 from farhand.cli.run.node import node
 from farhand.packaging.builds import platform, write_bundle
-from farhand.protocol.hosts import is_loopback
 from farhand.protocol.join_codes import JoinCode
+from farhand.protocol.names import is_loopback
 
 
 @node.command()

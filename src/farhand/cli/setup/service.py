@@ -58,14 +58,13 @@ def install(as_node: bool, home: str | None, print_only: bool, no_start: bool) -
       farhand service install --node
       farhand service install --print
     """
-    spec = _spec(home_folder(home), as_node=as_node)
-    manager = _manager(spec)
+    manager = _manager(home, as_node=as_node)
     if print_only:
         print(manager.text, end="")
         return
-    if as_node and not (spec.home / NODE_TOKEN_FILE).exists():
+    if as_node and not (manager.spec.home / NODE_TOKEN_FILE).exists():
         raise ClientError("failed", "this machine has joined no gateway; run `farhand join CODE` first")
-    make_home(spec.home)
+    make_home(manager.spec.home)
     manager.install(start=not no_start)
     _show(manager, f"installed {manager.file}" + ("" if no_start else "; it runs now, and after each restart"))
 
@@ -74,7 +73,7 @@ def install(as_node: bool, home: str | None, print_only: bool, no_start: bool) -
 @_options
 def uninstall(as_node: bool, home: str | None) -> None:
     """Stop the service and remove it. The home stays."""
-    manager = _manager(_spec(home_folder(home), as_node=as_node))
+    manager = _manager(home, as_node=as_node)
     if not manager.file.exists():
         raise ClientError("not_found", f"the service is not installed: there is no {manager.file}")
     manager.uninstall()
@@ -103,7 +102,7 @@ def stop(as_node: bool, home: str | None) -> None:
 @_options
 def status(as_node: bool, home: str | None) -> int:
     """Show whether the service runs. The exit status is 0 only if it does."""
-    manager = _manager(_spec(home_folder(home), as_node=as_node))
+    manager = _manager(home, as_node=as_node)
     known = manager.status()
     words = {name.replace("_", " "): {True: "yes", False: "no"}.get(value, value) for name, value in known.items()}
     show(known, lambda _: show_fields({"service": manager.spec.name, **words}))
@@ -136,25 +135,22 @@ def _show(manager: Manager, text: str) -> None:
             remark(one)
 
 
-def _spec(home: Path, *, as_node: bool) -> ServiceSpec:
-    home = home.absolute()
-    arguments = ("node" if as_node else "up", "--home", str(home))
-    return ServiceSpec(
+def _manager(home: str | None, *, as_node: bool) -> Manager:
+    folder = home_folder(home)
+    arguments = ("node" if as_node else "up", "--home", str(folder))
+    spec = ServiceSpec(
         name="farhand-node" if as_node else "farhand",
         description="Farhand node: lends this machine" if as_node else "Farhand gateway, with this machine as a node",
         command=farhand_command(sys.executable, arguments),
-        home=home,
+        home=folder,
         folder=Path.home(),
         system=os.geteuid() == 0,
     )
-
-
-def _manager(spec: ServiceSpec) -> Manager:
     return Launchd(spec) if sys.platform == "darwin" else Systemd(spec)
 
 
 def _installed(home: str | None, *, as_node: bool) -> Manager:
-    manager = _manager(_spec(home_folder(home), as_node=as_node))
+    manager = _manager(home, as_node=as_node)
     if not manager.file.exists():
         option = " --node" if as_node else ""
         raise ClientError("not_found", f"the service is not installed; `farhand service install{option}` does that")
@@ -163,7 +159,7 @@ def _installed(home: str | None, *, as_node: bool) -> Manager:
 
 def installed_services() -> list[Manager]:
     """Return the services that are installed for this user."""
-    known = [_manager(_spec(home_folder(None), as_node=as_node)) for as_node in (False, True)]
+    known = [_manager(None, as_node=as_node) for as_node in (False, True)]
     return [one for one in known if one.file.exists()]
 
 

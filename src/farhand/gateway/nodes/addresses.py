@@ -12,8 +12,8 @@ from typing import Final
 
 import msgspec
 
-from farhand.protocol.hosts import is_loopback
 from farhand.protocol.join_codes import certificate_pin
+from farhand.protocol.names import is_loopback
 
 # Addresses of the networks that containers and virtual machines have among themselves, by name of the interface.
 VIRTUAL: Final = ("docker", "br-", "veth", "virbr", "cni", "flannel", "podman", "lxc", "vmnet")
