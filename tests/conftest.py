@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -38,6 +39,12 @@ def pytest_xdist_auto_num_workers() -> int:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Start with the longest tests, so that no worker is left with one of them at the end."""
     items.sort(key=lambda item: item.get_closest_marker("siege") is None)
+
+
+def pytest_collection_finish() -> None:
+    """What exists now stays: many tests collect garbage, and need not go through all modules and tests for it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

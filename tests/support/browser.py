@@ -13,6 +13,16 @@ from farhand import console
 from tests.support.harness import GatewayProcess
 
 CHROMIUM = Path("/usr/bin/chromium")
+# Parts of the browser's own window that are pages, which take as much time as a page of the console does; then the
+# features that Playwright switches off, since only the last flag of this name counts.
+WITHOUT = (
+    *("InitialWebUI", "WebUIReloadButton", "WebUIToolbar", "PreloadTopChromeWebUI", "SpareRendererForSitePerProcess"),
+    *("PreloadTopChromeWebUILessNavigations", "WebUIOmniboxPopup", "WebUIOmniboxAimPopup", "WebUIOmniboxFullPopup"),
+    *("AvoidUnnecessaryBeforeUnloadCheckSync", "DestroyProfileOnBrowserClose", "HttpsUpgrades", "LensOverlay"),
+    *("HttpsFirstBalancedModeAutoEnable", "MediaRouter", "PaintHolding", "ThirdPartyStoragePartitioning"),
+    *("AvoidCorsURLLoaderRestartOnRedirect", "OptimizationHints", "NetworkTimeServiceQuerying", "AimEnabled"),
+    "PreconnectToSearch",
+)
 ARGUMENTS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -21,8 +31,10 @@ ARGUMENTS = [
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
+    f"--disable-features={','.join(WITHOUT)}",
 ]
-PATIENCE_MS = 30_000
+# To end a test that hangs: on a busy machine a page, or the index of the site's search, takes more than half a minute.
+PATIENCE_MS = 90_000
 BUILT = Path(console.__file__).parent / "static"
 HOSTILE = "<img src=x onerror=window.hit=1>"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -34,6 +35,9 @@ COMBINATIONS = [
     for start, open_, env in itertools.product(STARTS, [(), ("--open",)], ENVIRONMENTS)
     if start == ("up",) or env in ("no-token", "SA_NODE_TOKEN", "SA_NODE_TOKENS")
 ]
+if os.environ.get("FARHAND_SIEGE") != "long":
+    # Every second one: each start with and without --open, and each environment, is among them.
+    COMBINATIONS = COMBINATIONS[::2]
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +105,7 @@ def gateway_for(
     return gateway
 
 
+@pytest.mark.siege
 @pytest.mark.parametrize(
     ("start", "open_", "env"),
     COMBINATIONS,

@@ -79,7 +79,10 @@ def test_files_come_and_go(gateway: GatewayProcess, discord: DiscordServer) -> N
 def test_a_message_with_an_unknown_outcome_is_not_sent_again(gateway: GatewayProcess, discord: DiscordServer) -> None:
     discord.failures = [None, (500, {"message": "oops", "code": 0}), (403, {"message": "Cannot send", "code": 50007})]
     send = lambda text: gateway.invoke("gsv__Message", {"text": text, "channel": "discord", "to": "31"})  # noqa: E731
-    assert "outcome unknown:" in str(send("lost")["error"])
+    answer = send("lost")  # it waits five seconds for the end
+    assert answer["ok"] or "outcome unknown:" in str(answer["error"])
+    (lost,) = wait_until(lambda: gateway.get("/v1/messages?state=unknown")["messages"])
+    assert lost["text"] == "lost" and lost["error"], lost
     send("refused after a second try")
     wait_until(lambda: len(discord.failures) == 0, 20)
     (failed,) = wait_until(lambda: gateway.get("/v1/messages?state=failed")["messages"], 20)
