@@ -26,6 +26,7 @@ from farhand.gateway.nodes.queries import Queries
 from farhand.gateway.repeating import set_within
 from farhand.llm.model import Model
 from farhand.protocol.errors import Failed, InvalidArgs
+from farhand.protocol.untrusted import one_line
 from farhand.tools.tool import CallContext
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ MAX_LISTED_BYTES: Final = 16 * 1024 * 1024
 # A server that keeps saying that its tools have changed is asked for them in this interval.
 RELIST_SECONDS: Final = 1.0
 MAX_ROUNDS: Final = 10
+# Characters of the name and the version of a server.
+LONGEST_NAME: Final = 100
 LEGACY_INVALID_PARAMS: Final = -32602
 
 
@@ -184,7 +187,8 @@ class McpConnection:
                 if self.login is not None:
                     self.login.connected()
                 info = client.server_info
-                self.server_info = {} if info is None else {"name": info.name, "version": info.version}
+                shown = {} if info is None else {"name": info.name, "version": info.version}
+                self.server_info = {name: one_line(text, LONGEST_NAME) for name, text in shown.items()}
                 self._client = client
                 self._set(ServerState.READY)
                 await self._watch(client)

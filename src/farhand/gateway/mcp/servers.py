@@ -7,7 +7,6 @@ description or schema changes is held back until the owner accepts the change.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -42,6 +41,12 @@ SETTINGS: Final = "settings"
 ADDED: Final = "added"
 # How often the settings are looked at.
 LOOK_SECONDS: Final = 0.5
+# After this time, the task of a connection is cancelled once more.
+STOP_SECONDS: Final = 1.0
+# A server that keeps listing other tools must not fill the store: of one server, so many tools are accepted without the
+# owner, and so many events of tools that are held back are recorded until the gateway is restarted.
+MAX_ACCEPTED: Final = 5000
+MAX_NOTED: Final = 1000
 
 
 class ServerError(FarhandError):
@@ -110,6 +115,8 @@ class _Server:
         self.tools: dict[str, Listed] = {}
         self.held: dict[str, str] = {}
         self.accepted: dict[str, AcceptedTool] = {}
+        # How many events of tools that are held back were recorded.
+        self.noted = 0
         self.remark = ""
         # Identifies the secrets that its settings name, with their values.
         self.secrets: tuple[tuple[str, bytes], ...] = ()
@@ -269,10 +276,10 @@ class McpServers:
         self._catalog.set_server(server.name, None)
 
     async def _stop(self, server: _Server) -> None:
-        if server.task is not None:
+        # A connection that fails while it is cancelled can swallow the cancellation, and would be made again.
+        while server.task is not None and not server.task.done():
             server.task.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await server.task
+            await asyncio.wait({server.task}, timeout=STOP_SECONDS)
 
     def _resolved(self, name: str, settings: McpServerSettings) -> tuple[McpServerSettings, dict[str, str]]:
         """Return settings with the values of secrets; for a node, these values sealed to it. Raises ToolError."""
@@ -302,7 +309,8 @@ class McpServers:
         found, server.remark = listed(server.name, server.connection.settings, tools)
         first = not server.accepted
         new = [one for name, one in found.items() if name not in server.accepted]
-        if new and (first or not server.connection.settings.hold_new):
+        room = len(server.accepted) + len(new) <= MAX_ACCEPTED
+        if new and room and (first or not server.connection.settings.hold_new):
             await self._accept(server, new, "first connection" if first else "new tool")
         held = {}
         for name, one in found.items():
@@ -310,9 +318,10 @@ class McpServers:
             if known is None or known.digest != one.digest:
                 what = "is new" if known is None else "has changed its description or schema"
                 held[name] = f"it {what} since it was accepted"
-        for name in held.keys() - server.held.keys():
+        for name in list(held.keys() - server.held.keys())[: MAX_NOTED - server.noted]:
             data = {"tool": name, "digest": found[name].digest, "reason": held[name]}
             self._journal.note("mcp.tool_held", server.name, data)
+            server.noted += 1
         if (found, held) != (server.tools, server.held):
             server.tools, server.held = found, held
             self._publish(server)
