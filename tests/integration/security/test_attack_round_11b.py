@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.server
 import json
 import shutil
@@ -18,10 +19,12 @@ from farhand.machine.sandbox.resources import AppliedLimits
 from farhand.node.program import node_folder
 from tests.integration.cli.conftest import Command
 from tests.integration.http.test_attacks_doors import token
+from tests.integration.nodes.test_attacks_nodes import joined
 from tests.integration.nodes.test_lent_folder_shell import LEVELS
 from tests.integration.nodes.test_lent_limits import running, stored
 from tests.support.harness import GatewayProcess, NodeProcess
 from tests.support.terminal import TerminalViewer
+from tests.unit.sdk.wire import asynchronous
 
 needs_bubblewrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
 
@@ -38,8 +41,8 @@ def test_a_code_lends_nothing_outside_of_the_folders_that_its_user_names(
     secret.write_text("what is not lent\n")
     made = shared_gateway.request("POST", "/v1/pairings", {"limits": offered}).json()
     name = f"careful{len(offered)}"
-    joined = ["join", made["code"], "--id", name, "--home", str(home), "--root", str(root)]
-    with running(shared_gateway, name, *joined, "--gateway", shared_gateway.url, log=tmp_path / "log"):
+    words = ["join", made["code"], "--id", name, "--home", str(home), "--root", str(root)]
+    with running(shared_gateway, name, *words, "--gateway", shared_gateway.url, log=tmp_path / "log"):
         seen = shared_gateway.invoke(f"{name}__Bash", {"command": f"cat {secret}; touch {tmp_path}/escaped"})
         assert "what is not lent" not in str(seen) and not (tmp_path / "escaped").exists()
     assert "allow_tools" not in stored(home)
@@ -165,6 +168,16 @@ def test_no_folder_of_the_sandbox_is_a_way_around_the_limits(tmp_path: Path, lev
     assert done.stdout == ""
 
 
+@pytest.mark.parametrize("level", LEVELS)
+def test_the_private_keys_of_the_machine_are_not_there(tmp_path: Path, level: str) -> None:
+    """Certificates are; for a node of root, the folder with the keys beside them could be read."""
+    sandbox = ChosenSandbox(SandboxPlan(workspace=str(tmp_path), level=level))
+    sandbox.check()
+    command = "ls /etc/ssl/private || stat -c %a /etc/ssl; ls /etc/ssl/certs >/dev/null || echo no certificates"
+    done = subprocess.run([*sandbox.words(str(tmp_path)), command], capture_output=True, text=True, check=True)
+    assert done.stdout == "755\n"
+
+
 # -- terminals and rules --------------------------------------------------------------------------------------------
 
 RULE = '[[policy.rules]]\nname = "no shell"\ntool = "*__Bash"\nnode = "ruled"\ndecision = "{}"\n'
@@ -195,3 +208,16 @@ def test_a_rule_about_the_shell_holds_for_terminals(tmp_path: Path) -> None:
         (home / "farhand.toml").write_text(RULE.format("deny") + 'args = { terminal = "*" }\n')
         assert gateway.request("POST", "/v1/terminals", {"node": "ruled"}).status == 403
         node.ok("Bash", {"command": "true"})
+
+
+# -- a node that fills the journal ----------------------------------------------------------------------------------
+
+
+@asynchronous
+async def test_a_node_writes_little_into_the_journal_by_changing_its_tools(shared_gateway: GatewayProcess) -> None:
+    async with joined(shared_gateway, "restless") as node:
+        many = [f"restless.{number}.{'x' * 80}" for number in range(500)]
+        await node.send({"type": "tools_update", "capabilities": many, "tools": []})
+        await node.settled()
+        found = await asyncio.to_thread(shared_gateway.get, "/v1/journal?kind=node.changed&limit=1")
+    assert found["events"][0]["subject"] == "restless" and len(json.dumps(found)) < 5000

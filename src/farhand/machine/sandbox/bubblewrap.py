@@ -153,6 +153,8 @@ class Sandbox:
                 words += ["--symlink", str(Path(path).readlink()), path]
             elif Path(path).is_dir():
                 words += ["--ro-bind", path, path]
+        for folder in ("/etc", "/etc/ssl"):
+            words += ["--perms", "0755", "--dir", folder]
         for name in ETC:
             words += ["--ro-bind-try", os.path.realpath(f"/etc/{name}"), f"/etc/{name}"]
         words += ["--proc", "/proc", "--dev", "/dev"]
