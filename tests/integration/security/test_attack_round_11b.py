@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.server
 import json
+import os
 import shutil
 import subprocess
 import threading
@@ -91,6 +92,16 @@ def test_no_login_is_stored_without_its_limits(shared_gateway: GatewayProcess, t
     said = Command(home)("join", code, "--id", "halfway", "--read-only", "--no-run")
     assert said.status != 0, said
     assert not (home / "node-token.json").exists() and not (folder / "key.json").exists()
+
+
+def test_a_script_that_arrives_incompletely_runs_nothing(shared_gateway: GatewayProcess, tmp_path: Path) -> None:
+    code = shared_gateway.request("POST", "/v1/pairings", {}).json()["code"]
+    script = shared_gateway.request("GET", f"/join/{code}", token=None).body
+    lines = script.splitlines(keepends=True)
+    environment = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
+    for count in range(1, len(lines), 4):
+        done = subprocess.run(["sh"], input=b"".join(lines[:count]), env=environment, check=False, capture_output=True)
+        assert b"downloading" not in done.stderr and not list(tmp_path.iterdir()), count
 
 
 # -- folders in folders ---------------------------------------------------------------------------------------------
