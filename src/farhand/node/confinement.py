@@ -83,7 +83,7 @@ class NodeConfinement(msgspec.Struct, frozen=True):
     # Called before each command.
     confinement: Callable[[], Confinement]
     limits: ToolLimits
-    # What commands may change, the workspace first.
+    # What commands may change, the folder with the workspace first.
     folders: tuple[str, ...]
     # How commands are confined, and how their resources are limited, for display.
     levels: dict[str, str]
@@ -103,7 +103,7 @@ async def confine(
     """
     if not holds.root:
         return await _by_settings(holds, workspace, settings)
-    folders = (str(workspace), *(root for root in holds.root if root != str(workspace)))
+    folders = _folders(holds.root, workspace)
     if "Bash" in holds.allow_tools and holds.sandbox in ("", NONE):
         if holds.resources != ResourceLimits():
             raise FarhandError("this node cannot start: limits of resources are for confined commands, and Bash is not")
@@ -153,6 +153,15 @@ async def confine(
     limits = msgspec.structs.replace(holds.limits, confined=False)
     trials = _trials(plan, folders)
     return NodeConfinement(lambda: (sandbox, None), limits, folders, sandbox.levels, trials, close, credentials)
+
+
+def _folders(roots: Sequence[str], workspace: Path) -> tuple[str, ...]:
+    """Return the lent folders, the one with the workspace first.
+
+    The workspace itself is not among them: it may lie in a lent folder, where a command could replace it by a link.
+    """
+    place = workspace.resolve()
+    return tuple(sorted(roots, key=lambda root: not place.is_relative_to(Path(root).resolve())))
 
 
 async def _by_settings(holds: LendingLimits, workspace: Path, settings: SandboxSettings) -> NodeConfinement:

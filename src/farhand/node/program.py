@@ -29,7 +29,8 @@ from farhand.machine.files.undo_log import QUOTA, UNDO_FOLDER, UndoLog, call_id
 from farhand.machine.freeze_file import FREEZE_FILE, FreezeFile
 from farhand.machine.jobs.jobs import Jobs, machine_boot
 from farhand.machine.load import MachineLoad
-from farhand.machine.sandbox.confinement import Confinement
+from farhand.machine.sandbox.confinement import Confinement, SandboxError
+from farhand.machine.sandbox.levels import separate_folders
 from farhand.machine.sandbox.trials import Trials
 from farhand.node.confinement import NodeConfinement, NoSandboxSettings, SandboxSettings, confine
 from farhand.node.egress_queries import egress_queries
@@ -246,8 +247,9 @@ async def _serve(
 
 def _lent(options: NodeOptions, folder: Path) -> LendingLimits:
     try:
-        return effective_limits(options.home, folder, options.limits, reset=options.reset_limits)
-    except LendingError as error:
+        holds = effective_limits(options.home, folder, options.limits, reset=options.reset_limits)
+        return msgspec.structs.replace(holds, root=separate_folders(holds.root, [str(options.home)]))
+    except (LendingError, SandboxError) as error:
         raise FarhandError(f"this node cannot start: {error}") from None
 
 

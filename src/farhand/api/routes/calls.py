@@ -253,6 +253,7 @@ class CallRoutes:
         async for piece in request.stream():
             for start in range(0, len(piece), INPUT_BYTES):
                 part = bytes(piece[start : start + INPUT_BYTES])
+                self.gate.check_attach(record, request.principal)  # rules may change while the input is sent
                 await meter.add(len(part))
                 await self.commands.send(node_id, of, data=part)
                 size += len(part)

@@ -111,6 +111,10 @@ def _join(
     """Register this machine and store its login and limits; complete `options` for a start of the node."""
     offered = gateway.ask("/v1/pair/offer", {"code": secret}, CodeOffer)
     node_id = options["node_id"] or offered.node_id or default_node_id()
+    try:
+        validate_node_id(node_id)
+    except ValueError as error:
+        raise ClientError("invalid_id", str(error)) from None
     folder = node_folder(home, node_id)
     given = _with_code(offered.limits, given_limits(options))
     # Checked before the code is used, which works only once.
@@ -118,10 +122,14 @@ def _join(
     login = NodeKey.fresh(folder)
     body = {"code": secret, "node_id": node_id, "public_key": login.public}
     answer = gateway.ask("/v1/pair", body, Joined)
+    if answer.node_id != node_id:  # the limits are stored for the id that was asked for
+        raise ClientError("not_a_gateway", f"{gateway.url} is not a gateway: it answered for another node")
     make_home(home)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # First, so that a program that is killed here leaves no login without limits.
+    store_limits(folder, given, reset=options["reset_limits"])
     kept = {"gateway": gateway.url, "node_id": answer.node_id, "token": answer.token}
     if certificate is not None:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         replace_private(folder / CERTIFICATE_FILE, certificate.encode())
         options["pinned_cert"] = str(folder / CERTIFICATE_FILE)
     kept |= {name: str(Path(options[name]).absolute()) for name in TRUST if options[name]}
@@ -129,7 +137,6 @@ def _join(
         login.belongs_to(answer.gateway_id)
     path = home / NODE_TOKEN_FILE
     replace_private(path, json.dumps(kept).encode())
-    store_limits(folder, given, reset=options["reset_limits"])
     options |= {"node_id": answer.node_id, "token": answer.token or None}
     if as_json:
         facts = {"node_id": answer.node_id, "gateway": gateway.url, "token_file": str(path), "key": not answer.token}
@@ -181,12 +188,18 @@ class GatewayClient:
 
 
 def _with_code(offered: LendingLimits, given: LendingLimits) -> LendingLimits:
-    """Return the limits of a code with those of its user added. Raises ClientError if they would allow more."""
+    """Return the limits of a code with those of its user added. Raises ClientError if they would allow more.
+
+    Tools that the code lends without a sandbox are not lent to a user who names the folders: the code comes from the
+    gateway, and the folders are a limit for it.
+    """
     roots = tuple(str(Path(root).expanduser()) for root in offered.root)
     try:
         # The tags of the code stay, too: rules of the policy may depend on them.
         tags = tuple(dict.fromkeys((*offered.tags, *given.tags)))
-        return msgspec.structs.replace(msgspec.structs.replace(offered, root=roots).narrowed(given), tags=tags)
+        together = msgspec.structs.replace(offered, root=roots).narrowed(given)
+        allowed = given.allow_tools if given.root else together.allow_tools
+        return msgspec.structs.replace(together, tags=tags, allow_tools=allowed)
     except LendingError as error:
         raise ClientError("not_allowed", f"{error}; the code comes with these limits: {offered.described()}") from None
 

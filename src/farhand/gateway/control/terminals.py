@@ -149,7 +149,8 @@ class Terminals:
 
         Raises NotAllowed where it could not have opened the terminal, Failed if there are too many viewers.
         """
-        self._gate.check_attach(record, principal)
+        check = partial(self._gate.check_attach, record, principal)
+        check()
         meter = await self._gate.meter(principal, timed=True)
         node = record.node_id or ""
         if self._viewers[record.id] >= MAX_VIEWERS or self._viewers_of_node[node] >= MAX_VIEWERS_OF_NODE:
@@ -161,7 +162,7 @@ class Terminals:
         who = {"node": node, "by": principal.id, "address": address}
         self._note("terminal.attached", record.id, who)
         try:
-            yield Viewer(record, self._commands, self._node_registry, meter)
+            yield Viewer(record, self._commands, self._node_registry, meter, check)
         finally:
             self._note("terminal.detached", record.id, who)
             for count, name in ((self._viewers, record.id), (self._viewers_of_node, node)):
@@ -174,7 +175,16 @@ class Terminals:
 class Viewer:
     """One client of a terminal."""
 
-    def __init__(self, record: CallRecord, commands: RemoteCommands, node_registry: NodeRegistry, meter: Meter) -> None:
+    def __init__(
+        self,
+        record: CallRecord,
+        commands: RemoteCommands,
+        node_registry: NodeRegistry,
+        meter: Meter,
+        check: Callable[[], None],
+    ) -> None:
+        """`check` raises NotAllowed once the client may no longer type: rules change while a terminal is open."""
+        self._check = check
         self._node_id = record.node_id or ""
         self._of = {"call_id": record.id}
         self._commands = commands
@@ -188,6 +198,7 @@ class Viewer:
 
     async def type(self, data: bytes) -> None:
         """Send input; return when the terminal's program has read most of it. Raises ToolError."""
+        self._check()
         await self._meter.add(len(data))
         await self._commands.send(self._node_id, self._of, data=data)
 

@@ -36,6 +36,8 @@ from farhand.store.tables.nodes import NodeCard, describe_node, forget_node, nod
 log = logging.getLogger(__name__)
 
 PROBE_SECONDS = 30.0
+# Capabilities that an event names.
+MOST_NOTED = 20
 
 Listener = Callable[[Connection], None]
 
@@ -174,7 +176,9 @@ class NodeInventory:
         card = self._node_registry.changed(connection, update)
         if card is None:
             return
-        self._save(card, "node.changed", {"tools": len(card.tools), "capabilities": card.capabilities})
+        # Not all of them: a node that changes them all the time must not push older events out of the journal.
+        shown = {"tools": len(card.tools), "capabilities": card.capabilities[:MOST_NOTED]}
+        self._save(card, "node.changed", shown)
         for notify in self._changed:
             notify()
 

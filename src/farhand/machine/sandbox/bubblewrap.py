@@ -153,24 +153,32 @@ class Sandbox:
                 words += ["--symlink", str(Path(path).readlink()), path]
             elif Path(path).is_dir():
                 words += ["--ro-bind", path, path]
+        for folder in ("/etc", "/etc/ssl"):
+            words += ["--perms", "0755", "--dir", folder]
         for name in ETC:
             words += ["--ro-bind-try", os.path.realpath(f"/etc/{name}"), f"/etc/{name}"]
-        words += ["--proc", "/proc", "--dev", "/dev", "--perms", "1777"]
-        words += ["--size", str(self._temporary)] if self._temporary else []
-        words += ["--tmpfs", "/tmp"]  # noqa: S108 (the sandbox's)
+        words += ["--proc", "/proc", "--dev", "/dev"]
+        for folder in ("/dev/shm", "/tmp"):  # noqa: S108 (the sandbox's)
+            words += ["--size", str(self._temporary)] if self._temporary else []
+            words += ["--perms", "1777", "--tmpfs", folder]
         mounts = (Mount(self.workspace, self.workspace, writable=True), *self.mounts)
         for mount in mounts:
             words += _mounted(mount)
+        empty = ["/dev", "/"]
         for hidden in self.hidden:
             if any(contains(mount.host, hidden) for mount in mounts) and Path(hidden).is_dir():
                 words += ["--tmpfs", hidden]
+                empty.append(hidden)
                 for mount in mounts:
                     words += _mounted(mount) if contains(hidden, mount.container) else []
         words += _mounted(Mount(str(LAUNCHER), _LAUNCHER_INSIDE))
-        folder = interpreter_folder()
-        words += [] if contains("/usr", folder) else _mounted(Mount(folder, folder))
+        base = interpreter_folder()
+        words += [] if contains("/usr", base) else _mounted(Mount(base, base))
         if self._egress is not None:
             words += ["--ro-bind", self._egress, _EGRESS_INSIDE]
+        # They are in memory, which a command could fill, and their mount points exist now.
+        for path in empty:
+            words += ["--remount-ro", path]
         return words
 
     def _read_only_top_level(self) -> list[str]:

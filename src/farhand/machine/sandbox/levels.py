@@ -171,11 +171,19 @@ def writable_mounts(roots: Sequence[str], workspace: str | os.PathLike[str]) -> 
 
 
 def _refuse_movable(plan: SandboxPlan) -> None:
-    """Raise SandboxError if a command could rename a hidden folder, or one above it, and so uncover what is in it.
+    """Raise SandboxError if a command could rename a hidden folder, or one above it, and so uncover what is in it; or
+    if it could put a link in the place of a folder that later commands get.
 
     Directly in a folder that commands may write, the hidden one is a mount point of the sandbox, which cannot be
     renamed. A link to it could be.
     """
+    for folder in (plan.workspace, *(mount.host for mount in plan.mounts)):
+        outer = _leads_through(folder, changeable_folders(plan.workspace, plan.mounts), plan.hidden)
+        if outer is not None:
+            raise SandboxError(
+                f"{folder} lies within {outer}, where a command could replace it by a link to any other folder; leave "
+                "one of them out"
+            )
     for hidden in map(Path, plan.hidden):
         for lent in (Path(folder).resolve() for folder in changeable_folders(plan.workspace, plan.mounts)):
             for place in places(hidden):
@@ -185,6 +193,38 @@ def _refuse_movable(plan: SandboxPlan) -> None:
                         f"the home {hidden} lies within {lent}, where a command could move it, and its limits would be "
                         "lost; use other folders, or choose a home elsewhere with --home"
                     )
+
+
+def separate_folders(folders: Sequence[str], hidden: Sequence[str]) -> tuple[str, ...]:
+    """Return folders that commands may change without those that lie in another one, which need no mount of their own.
+
+    Raises SandboxError for a link in one of them that leads elsewhere: a command could replace it.
+    """
+    kept: list[str] = []
+    for folder in dict.fromkeys(folders):
+        outer = _leads_through(folder, folders, hidden)
+        if outer is None:
+            kept.append(folder)
+        elif not contains(outer, os.path.realpath(folder)):
+            raise SandboxError(
+                f"{folder} leads out of {outer}, where a command could replace it by a link to any other folder; name "
+                "the folder that it leads to"
+            )
+    return tuple(kept)
+
+
+def _leads_through(folder: str, others: Sequence[str], hidden: Sequence[str]) -> str | None:
+    """Return the real path of one of the others in which a folder, or a link on the way to it, lies; None if none.
+
+    What is in a hidden folder does not count: commands cannot reach it.
+    """
+    covered = [Path(path).resolve() for path in hidden]
+    way = [at for at in places(Path(folder)) if not any(at.is_relative_to(path) for path in covered)]
+    for other in others:
+        real = Path(other).resolve()
+        if any(real in at.parents for at in way):
+            return str(real)
+    return None
 
 
 def refuse_own_program(folders: Sequence[str]) -> None:

@@ -13,7 +13,10 @@ ETC: Final = (
     "hosts",
     "resolv.conf",
     "nsswitch.conf",
-    "ssl",
+    # Not all of ssl, which has the private keys of the machine.
+    "ssl/certs",
+    "ssl/cert.pem",
+    "ssl/openssl.cnf",
     "ca-certificates",
     "alternatives",
     "ld.so.cache",

@@ -426,9 +426,10 @@ def _size(folder: str) -> int:
 def _remove(folder: Path) -> None:
     with contextlib.suppress(RecursionError):
         for path, folders, _ in os.walk(folder):  # overlayfs leaves a work folder without any permissions
-            for name in folders:
-                with contextlib.suppress(OSError):
-                    os.chmod(os.path.join(path, name), 0o700, follow_symlinks=False)
+            for inner in (os.path.join(path, name) for name in folders):
+                if not os.path.islink(inner):  # its mode cannot be set, and that of its target must stay
+                    with contextlib.suppress(OSError):
+                        os.chmod(inner, 0o700)
         shutil.rmtree(folder, ignore_errors=True)
     if folder.exists():  # nested too deeply
         subprocess.run(["/bin/rm", "-rf", "--", str(folder)], check=False, capture_output=True)

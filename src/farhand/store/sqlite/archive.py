@@ -21,12 +21,14 @@ from typing import IO
 
 import msgspec
 
-from farhand.machine.files.private_files import open_private
+from farhand.machine.files.private_files import create_private, open_private
 from farhand.store.journal.seal import HEAD_FILE
 from farhand.store.ports import StoreError
 from farhand.store.sqlite.snapshots import (
     BACKUPS_FOLDER,
     DAMAGED_FOLDER,
+    RECOVERING_FILE,
+    RESTORING_FILE,
     REVOKED_FILE,
     STORE_FILE,
     copy_store,
@@ -42,6 +44,7 @@ MANIFEST = "farhand-backup.json"
 REPLACED_FOLDER = "replaced"
 LEFT_OUT = frozenset(
     {"lock", "gateway.json", "gateway.json.new", "jobs", "logs", "nodes", "node-token.json", HEAD_FILE}
+    | {RESTORING_FILE, RECOVERING_FILE}
     | {"freeze.json", "freeze.json.new"}  # a backup neither lifts a freeze nor brings one back
     | {BACKUPS_FOLDER, DAMAGED_FOLDER, REPLACED_FOLDER}
     | {"skill-files"}  # copies of what is in skills
@@ -146,10 +149,14 @@ def restore(file: Path, home: Path) -> ArchiveManifest:
                 manifest = _unpack(file, staged)
                 if STORE_FILE not in manifest.files:
                     raise ArchiveError(f"{file} has no {STORE_FILE}, so it is not a backup of a home")
+            create_private(home / RESTORING_FILE)
+            sync_folder(home)
             _swap(staged, home, manifest)
     except (OSError, tarfile.TarError, EOFError) as error:
         raise ArchiveError(f"{file} could not be restored: {error}") from None
     settle_restored(home, now)
+    for name in (RESTORING_FILE, RECOVERING_FILE):
+        (home / name).unlink(missing_ok=True)
     return manifest
 
 

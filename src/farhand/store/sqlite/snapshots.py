@@ -33,6 +33,10 @@ STORE_FILE = "farhand.db"
 BACKUPS_FOLDER = "backups"
 DAMAGED_FOLDER = "damaged"
 REVOKED_FILE = "revoked-tokens"
+# Exists while a home is being restored. Half of it may be old, and what the store holds as open may have ended.
+RESTORING_FILE = "restoring"
+# The same, while a copy takes the place of a damaged store.
+RECOVERING_FILE = "recovering"
 _STAMP = "%Y%m%dT%H%M%S%fZ"
 # The time limit of the check at start-up; the rest of a larger store is checked with the next copy.
 START_CHECK_SECONDS = 1.5
@@ -163,12 +167,17 @@ def _digest_file(path: Path) -> Path:
 def open_store(home: Path, now: int) -> tuple[SqliteStore, Recovery | None]:
     """Open the store of a home, replacing a damaged one by its newest good copy. Raises StoreError."""
     path = home / STORE_FILE
+    if (home / RESTORING_FILE).exists():
+        raise StoreError(f"restoring {home} was interrupted; run `farhand restore FILE` again")
     snapshots = Snapshots(home / BACKUPS_FOLDER)
-    reason = _damage(path, has_copies=any(True for _ in snapshots))
+    recovering = home / RECOVERING_FILE
+    reason = "its recovery was interrupted" if recovering.exists() else None
+    reason = reason or _damage(path, has_copies=any(True for _ in snapshots))
     if reason is None:
         return SqliteStore.open(path), None
     log.error("the store %s is damaged: %s", path, reason)
     backup = snapshots.newest_good()
+    create_private(recovering)
     aside = set_aside(home, DAMAGED_FOLDER)
     if backup is not None:
         put_in_place(backup.path, path)
@@ -177,6 +186,7 @@ def open_store(home: Path, now: int) -> tuple[SqliteStore, Recovery | None]:
     recovery = Recovery(reason, str(aside), backup.path.name if backup else None, backup.taken_at if backup else None)
     facts = msgspec.to_builtins(recovery)
     database.query(lambda store: _settle_restored(store, now, "store.recovered", facts, kept))
+    recovering.unlink()
     what = f"the copy {backup.path.name} took its place" if backup else "there is no good copy, so it begins empty"
     log.error("the damaged store was set aside in %s; %s", aside, what)
     return database, recovery

@@ -14,8 +14,11 @@ from pathlib import Path
 import apsw
 import pytest
 
+from farhand.protocol.errors import FarhandError
+from farhand.store.journal.seal import KEY_FILE
+from farhand.store.ports import StoreError
 from farhand.store.sqlite.archive import MANIFEST, ArchiveError, pack, restore
-from farhand.store.sqlite.snapshots import Snapshots, copy_store
+from farhand.store.sqlite.snapshots import Snapshots, copy_store, open_store
 from farhand.store.sqlite.store import SqliteStore, damage_in
 from farhand.store.tables.access.tokens import set_meta
 
@@ -126,6 +129,36 @@ def test_a_home_comes_back_as_it_was(home: Path, tmp_path: Path) -> None:
         assert (target / "token").read_text() == "fho_secret\n" and (target / "token").stat().st_mode & 0o777 == 0o600
     [replaced] = (home / "replaced").iterdir()
     assert (replaced / "agents/main/SOUL.md").read_text() == "changed" and (replaced / "farhand.db").exists()
+
+
+def test_a_home_that_was_restored_halfway_is_not_used(home: Path, tmp_path: Path) -> None:
+    """Its store is the old one, and what that holds as open has not been ended: it would be started again."""
+    copy_store(home / "farhand.db", tmp_path / "copy.db")
+    key = (home / KEY_FILE).read_bytes()
+    (home / KEY_FILE).write_bytes(b"too short")  # the store is put in place, and then cannot be opened
+    with pytest.raises(FarhandError):
+        restore(tmp_path / "copy.db", home)
+    (home / KEY_FILE).write_bytes(key)
+    with pytest.raises(StoreError, match="interrupted"):
+        open_store(home, 1)
+    restore(tmp_path / "copy.db", home)
+    database, _ = open_store(home, 1)
+    database.shut()
+
+
+def test_an_interrupted_recovery_begins_again(home: Path) -> None:
+    Snapshots(home / "backups").take(home / "farhand.db")
+    spoil(home / "farhand.db")
+    key = (home / KEY_FILE).read_bytes()
+    (home / KEY_FILE).write_bytes(b"too short")  # the copy is put in place, and then cannot be opened
+    with pytest.raises(FarhandError):
+        open_store(home, 1)
+    (home / KEY_FILE).write_bytes(key)
+    for again in (True, False):
+        database, recovery = open_store(home, 1)
+        database.shut()
+        assert (recovery is not None) is again
+    assert count(home / "farhand.db") == 500
 
 
 @pytest.mark.parametrize("where", ["agents/main/notes", "agents/main", "agents"])
