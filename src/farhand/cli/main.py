@@ -153,8 +153,10 @@ def main(args: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if args is None else args
     as_json = "--json" in (arguments[: arguments.index("--")] if "--" in arguments else arguments)
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # escape what the terminal cannot encode instead of failing
-            stream.reconfigure(errors="backslashreplace")
+        if isinstance(stream, io.TextIOWrapper):
+            # Escape what the terminal cannot encode instead of failing. Write each line at once, so that output and
+            # notes keep their order where both go to one pipe or file.
+            stream.reconfigure(errors="backslashreplace", line_buffering=True)
     try:
         try:
             status = _run(arguments)

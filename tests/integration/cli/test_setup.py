@@ -119,7 +119,7 @@ def test_it_asks_on_a_terminal(model: ModelServer, tmp_path: Path) -> None:
         terminal.expect("7) other")
         terminal.expect("Number, or Enter to skip")
         terminal.type("99\n")
-        terminal.expect("none of them")
+        terminal.expect("is not one of these")
         terminal.type("7\n")
         terminal.expect("Address")
         terminal.type("http://127.0.0.1:1/v1\n")
