@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -198,8 +197,20 @@ def _plan(holds: LendingLimits, folders: Sequence[str], home: Path, egress: str 
 
 
 def _trials(plan: SandboxPlan, folders: Sequence[str]) -> Callable[[], ChosenSandbox]:
-    """Return the sandbox of trials, when it is asked for: a plan may be one that no machine can follow."""
-    return functools.cache(lambda: sandbox_of_trials(plan.of_trials(folders[0], folders)))
+    """Return the sandbox of trials, when it is asked for: a plan may be one that no machine can follow.
+
+    Its folders are resolved now: later, one may have been replaced by a link.
+    """
+    try:
+        sandbox = sandbox_of_trials(plan.of_trials(folders[0], folders))
+    except Failed as error:
+        reason = error.message
+
+        def refused() -> ChosenSandbox:
+            raise Failed(reason)
+
+        return refused
+    return lambda: sandbox
 
 
 def refuse_reachable_home(roots: Sequence[str], home: Path, *, commands: bool) -> None:

@@ -31,6 +31,8 @@ MAX_NODE_ID_LENGTH = 128
 
 # The gateway stops or is replaced: connect again, to another one if there is one.
 CLOSE_RESTART = 1012
+# Connect again later.
+CLOSE_BUSY = 1013
 CLOSE_BAD_HELLO = 4400
 CLOSE_UNAUTHORIZED = 4401
 CLOSE_NOT_ALLOWED = 4403

@@ -31,7 +31,11 @@ class FreezeHandler:
 
     def freeze(self, message: NodeFreeze, dispatcher: Dispatcher, send: Send) -> None:
         """Freeze before the next frame is handled; the report follows once everything has ended."""
-        self.freeze_state.order = message.order  # in effect now; stored while everything is being ended
+        held = self.freeze_state.order
+        if held is None or held.gateway_id in ("", message.order.gateway_id):
+            self.freeze_state.order = message.order  # in effect now; stored while everything is being ended
+        # Otherwise the order of another gateway stays, which only that gateway may lift. This one repeats its own
+        # whenever the node connects.
         calls = dispatcher.stop_all(message.order.summary)
         log.warning("this node is %s", message.order.summary, extra={"event": "freeze"})
         # Independent of the link: the order stays valid if the gateway is killed now.
@@ -49,7 +53,8 @@ class FreezeHandler:
         errors: list[str] = []
         processes = 0
         # The shared threads may all be busy.
-        storing = asyncio.ensure_future(in_own_thread(self.freeze_state.try_freeze, message.order))
+        order = self.freeze_state.order or message.order
+        storing = asyncio.ensure_future(in_own_thread(self.freeze_state.try_freeze, order))
         try:
             processes = await self._end_processes(errors)
             if left := await dispatcher.stopped(STOP_SECONDS):

@@ -37,6 +37,7 @@ from farhand.protocol.messages import (
 )
 from farhand.protocol.version import (
     CLOSE_BAD_HELLO,
+    CLOSE_BUSY,
     CLOSE_HELLO_TIMEOUT,
     CLOSE_RESTART,
     CLOSE_SILENT,
@@ -325,7 +326,7 @@ class NodeConversation(picows.WSListener):
             self._greet(text)
             return
         if turn - now > HELLO_SECONDS:
-            self.close(1013, "too many nodes connect with this token; try again later")
+            self.close(CLOSE_BUSY, "too many nodes connect with this token; try again later")
             return
         self._services.next_long_hello[self._grant.token_id] = turn + LONG_HELLO_SECONDS
         self._greeting = asyncio.get_running_loop().call_at(turn, self._greet_now, text)
@@ -367,6 +368,9 @@ class NodeConversation(picows.WSListener):
                 if self._grant.anonymous and self._services.credentials.was_revoked(card.node_id):
                     reason = f"the token of node {card.node_id!r} was revoked; `farhand token create --node` makes one"
                     raise HelloRefused(CLOSE_UNAUTHORIZED, reason)
+                known = self._services.node_registry.nodes.get(card.node_id)
+                if known is not None and not known.may_join(asyncio.get_running_loop().time()):
+                    raise HelloRefused(CLOSE_BUSY, f"node {card.node_id!r} connects too often; try again later")
                 if card.node_id in named:
                     # `a:b/c` must mean a path on this node, which the owner named, and not one on a node `a:b`.
                     reason = f"this id begins with the node id {card.node_id!r} and a colon; use another one"

@@ -78,6 +78,9 @@ LEAST_CARD = 16 * KIB
 COMMON = frozenset(
     {"filesystem.list", "filesystem.read", "filesystem.write", "filesystem.edit", "text.search", "shell.exec"}
 )
+# A node may connect this often at once, and then once in this time.
+JOINS_AT_ONCE = 100
+JOIN_SECONDS = 5.0
 
 
 class HelloRefused(FarhandError):
@@ -178,6 +181,8 @@ class Node:
     """Represent a machine that has joined at least once."""
 
     def __init__(self, card: NodeCard, connected_at: int, last_seen: int) -> None:
+        # When the next connection is due, as a reading of a monotonic clock.
+        self._next_join = 0.0
         self.card = card
         self.connected_at = connected_at
         self.last_seen = last_seen
@@ -192,6 +197,17 @@ class Node:
         self.card = card
         self.size = card_size(card)
         self.specs = {spec.name.casefold(): spec for spec in card.tools}
+
+    def may_join(self, now: float) -> bool:
+        """Return whether the node may connect again, and count that; `now` is a reading of a monotonic clock.
+
+        Each connection adds events to the journal, whose size is limited: they must not push out the record of calls.
+        """
+        turn = max(now, self._next_join)
+        if turn - now > JOINS_AT_ONCE * JOIN_SECONDS:
+            return False
+        self._next_join = turn + JOIN_SECONDS
+        return True
 
     @property
     def lent(self) -> list[ToolSpec]:

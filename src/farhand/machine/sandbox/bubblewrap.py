@@ -94,12 +94,13 @@ class Sandbox:
         *,
         may_steer: bool | None = None,
         inherit: bool = False,
+        expected: Sequence[tuple[str, int, int]] = (),
     ) -> list[str]:
         """Return the prefix of a shell command that runs in `workdir`, with these variables and a few of the system's.
 
         `may_steer`: whether the command may change steering files; defaults to what the calling context may do.
-        `inherit`: see `ChosenSandbox.words`. Raises Failed if bubblewrap is not installed, NotAllowed for a folder
-        outside of the sandbox.
+        `inherit`: see `ChosenSandbox.words`. `expected`: see `Launch`. Raises Failed if bubblewrap is not installed,
+        NotAllowed for a folder outside of the sandbox.
         """
         if may_steer is None:
             may_steer = steering_files.allowed.get()
@@ -140,7 +141,7 @@ class Sandbox:
             words += ["/usr/bin/setpriv", f"--reuid={other[0]}", f"--regid={other[1]}", "--clear-groups"]
             words += ["--inh-caps=-all", "--bounding-set=-all", "--no-new-privs"]
             words += ["/usr/bin/env", "-C", folder, f"PWD={folder}"]
-        words += msgspec.structs.replace(self._launch, devices=protect).words(_LAUNCHER_INSIDE)
+        words += msgspec.structs.replace(self._launch, devices=protect, expected=expected).words(_LAUNCHER_INSIDE)
         # Set by the last program: a variable such as `LD_PRELOAD` would run code in the launcher.
         inside = [f"{name}={value}" for name, value in (environment or {}).items()]
         words += ["/usr/bin/env", "--", *inside] if inside else []

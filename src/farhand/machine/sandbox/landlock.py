@@ -9,6 +9,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+import msgspec
+
 from farhand.machine.files import steering_files
 from farhand.machine.jobs.process_tree import COOKIE
 from farhand.machine.sandbox.confinement import Mount, SandboxError, Steering, probe, writable_entries
@@ -85,6 +87,7 @@ class LandlockSandbox:
         *,
         may_steer: bool | None = None,
         inherit: bool = False,
+        expected: Sequence[tuple[str, int, int]] = (),
     ) -> list[str]:
         """Return the prefix of a shell command that runs in `workdir`. Raises NotAllowed for a folder outside."""
         real = os.path.realpath(workdir)
@@ -105,7 +108,7 @@ class LandlockSandbox:
         # Set inside: a variable such as `LD_PRELOAD` would run code in the launcher, before it confines itself.
         inside = [f"{name}={value}" for name, value in (environment or {}).items()]
         inside = ["/usr/bin/env", "--", *inside] if inside else []
-        launch = self._launch.with_rules(self._rules(top_level))
+        launch = msgspec.structs.replace(self._launch, rules=self._rules(top_level), expected=expected)
         return [*words, *launch.words(str(LAUNCHER)), *inside, "/bin/sh", "-c"]
 
     def _rules(self, top_level: bool) -> dict[str, list[str]]:

@@ -41,13 +41,12 @@ class Launch(msgspec.Struct, frozen=True, omit_defaults=True):
     devices: bool = False
     # The size of /tmp, 0 for the default of the system; only with `namespaces`.
     temporary: int = 0
+    # Paths inside the sandbox, with the device and the inode that each must have: another file was mounted otherwise.
+    expected: Sequence[tuple[str, int, int]] = ()
     # Limits of resources for each process: `file_size`, `processes`, `memory`, `cpu_seconds`.
     limits: Mapping[str, int] = {}
     # Path of the socket of the egress proxy, inside the sandbox.
     egress: str | None = None
-
-    def with_rules(self, rules: Mapping[str, Sequence[str]]) -> Launch:
-        return msgspec.structs.replace(self, rules=rules)
 
     def words(self, launcher: str = str(LAUNCHER)) -> list[str]:
         """Return the command prefix. `launcher`: the path of the launcher where it runs."""

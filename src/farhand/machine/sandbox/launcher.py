@@ -74,6 +74,7 @@ def main() -> None:
         _protect_devices()
         _drop_bounding_set()
         _drop_capabilities()
+    _check_expected(spec.get("expected", ()))
     _reopen_null()
     _lead_terminal()
     _limit(spec.get("limits", {}))
@@ -258,6 +259,14 @@ def _cover(folder: str, size: int) -> None:
     options = f"mode={mode}" + (f",size={size}" if size else "")
     if _LIBC.mount(b"tmpfs", os.fsencode(folder), b"tmpfs", _MS_NOSUID | _MS_NODEV, options.encode()) != 0:
         _fail(f"cannot hide {folder}: {os.strerror(ctypes.get_errno())}")
+
+
+def _check_expected(expected: list[tuple[str, int, int]]) -> None:
+    """Fail if something else was mounted on a path: its folder was replaced by a link after it was looked up."""
+    for path, device, inode in expected:
+        status = os.stat(path)
+        if (status.st_dev, status.st_ino) != (device, inode):
+            _fail(f"{path} was replaced while the command was being started")
 
 
 def _protect_devices() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
+from farhand.machine.files.confined_root import ConfinedRoot, closing_descriptor
 from farhand.machine.sandbox.bubblewrap import Sandbox, identity_of
 from farhand.machine.sandbox.confinement import Mount, SandboxError, Steering, changeable_folders
 from farhand.machine.sandbox.egress import NetworkRule
@@ -80,6 +82,9 @@ class ChosenSandbox:
             if not mount.host.startswith("/") or not mount.container.startswith("/") or ".." in mount.container:
                 raise SandboxError(f"sandbox mount {mount.host!r} on {mount.container!r}: both must be absolute paths")
         _refuse_movable(plan)
+        # What a command may change, and where it sees it. A link in `[sandbox] mounts` is the owner's.
+        shown = ((mount.host, mount.container) for mount in plan.mounts if mount.writable)
+        self._lent = [(self.workspace, self.workspace), *(one for one in shown if os.path.realpath(one[0]) == one[0])]
         self._prefix: list[str] = []
         limits = plan.limits
         if limits.disk and not plan.is_trial:
@@ -95,6 +100,7 @@ class ChosenSandbox:
         with self._lock:
             if self._chosen is not None:
                 return
+            self._identities()
             reasons = []
             for level in (BUBBLEWRAP, LANDLOCK) if self.plan.level == AUTO else (self.plan.level,):
                 try:
@@ -123,8 +129,30 @@ class ChosenSandbox:
         """
         self.check()
         assert self._chosen is not None
-        inner = self._chosen.words(workdir, environment, may_steer=may_steer, inherit=inherit)
+        # An overlay has another identity than the folder below it.
+        expected = self._identities()
+        expected = [] if self.plan.is_trial else expected
+        inner = self._chosen.words(workdir, environment, may_steer=may_steer, inherit=inherit, expected=expected)
         return [*self._prefix, *inner]
+
+    def _identities(self) -> list[tuple[str, int, int]]:
+        """Return where commands see what they may change, with its device and inode. Raises Failed for a link.
+
+        Nothing on the way was a link when this program started. Other programs may have replaced a folder since: a
+        command of another node, for example, that was lent a folder above.
+        """
+        found = []
+        for host, container in self._lent:
+            folder, name = os.path.split(host)
+            try:
+                with closing_descriptor(ConfinedRoot("/").open_folder(folder)) as opened:
+                    status = os.stat(name or ".", dir_fd=opened, follow_symlinks=False)
+            except OSError as error:
+                raise Failed(f"sandbox: {host}: {error.strerror}; the command did not run") from None
+            if stat.S_ISLNK(status.st_mode):
+                raise Failed(f"sandbox: {host} was replaced by a link; the command did not run")
+            found.append((container, status.st_dev, status.st_ino))
+        return found
 
     @property
     def levels(self) -> dict[str, str]:
@@ -143,8 +171,8 @@ class ChosenSandbox:
             "temporary": plan.limits.temporary,
         }
         if level == BUBBLEWRAP:
-            return Sandbox(plan.workspace, user=plan.user, launch=Launch(limits=plan.limits.each), **same)
-        return LandlockSandbox(plan.workspace, user=self._identity, limits=plan.limits.each, **same)
+            return Sandbox(self.workspace, user=plan.user, launch=Launch(limits=plan.limits.each), **same)
+        return LandlockSandbox(self.workspace, user=self._identity, limits=plan.limits.each, **same)
 
 
 def sandbox_of_trials(plan: SandboxPlan) -> ChosenSandbox:

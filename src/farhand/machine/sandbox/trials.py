@@ -21,6 +21,7 @@ from typing import Any, Final
 import msgspec
 
 from farhand.machine.files.allowed_paths import CheckedPath
+from farhand.machine.files.confined_root import closing_descriptor
 from farhand.machine.files.files import Files, open_parent
 from farhand.machine.files.private_files import replace_private
 from farhand.machine.files.refused_paths import PROTECTED, ForbiddenPath
@@ -44,6 +45,9 @@ MOST_ENDED: Final = 100
 EXPIRES_SECONDS: Final = 24 * 60 * 60
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _RECORD: Final = "trial.json"
+_LISTED: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# Each level takes an open file.
+_DEEPEST: Final = 200
 _UNMOUNTABLE: Final = re.compile(r"[,:\\]")
 
 
@@ -425,14 +429,25 @@ def _size(folder: str) -> int:
 
 def _remove(folder: Path) -> None:
     with contextlib.suppress(RecursionError):
-        for path, folders, _ in os.walk(folder):  # overlayfs leaves a work folder without any permissions
-            for inner in (os.path.join(path, name) for name in folders):
-                if not os.path.islink(inner):  # its mode cannot be set, and that of its target must stay
-                    with contextlib.suppress(OSError):
-                        os.chmod(inner, 0o700)
+        with contextlib.suppress(OSError), closing_descriptor(os.open(folder, _LISTED)) as opened:
+            _permit(opened)
         shutil.rmtree(folder, ignore_errors=True)
     if folder.exists():  # nested too deeply
         subprocess.run(["/bin/rm", "-rf", "--", str(folder)], check=False, capture_output=True)
+
+
+def _permit(folder: int, depth: int = 0) -> None:
+    """Give this user all rights to the folders in an open one: overlayfs leaves a work folder without any.
+
+    A link is not followed, also not one that the command, which may still run, puts in the place of a folder.
+    """
+    names = [entry.name for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False)]
+    for name in names if depth < _DEEPEST else ():
+        with contextlib.suppress(OSError):
+            with closing_descriptor(os.open(name, os.O_PATH | _LISTED, dir_fd=folder)) as inner:
+                os.chmod(f"/proc/self/fd/{inner}", 0o700)
+            with closing_descriptor(os.open(name, _LISTED, dir_fd=folder)) as inner:
+                _permit(inner, depth + 1)
 
 
 def _now_ms() -> int:

@@ -1,7 +1,8 @@
 """Search the content of files with ripgrep.
 
-ripgrep only locates matches; the reported lines are read here, through `Files`. So a link that leads outside, or is
-replaced while ripgrep runs, reveals nothing.
+ripgrep searches twice. The first search only finds files that may match: it opens them by their paths, which may lead
+outside. Those that may be read are opened through `Files`, and the second search is in the open files. So a link that
+leads outside, or is replaced while ripgrep runs, reveals nothing, not even whether its target matches.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import stat
 import subprocess
 import sysconfig
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from typing import IO, BinaryIO
 
 import msgspec
@@ -31,6 +32,7 @@ from farhand.protocol.errors import Failed, InvalidArgs, Timeout, ToolError
 LINE = 200  # characters shown of a matching line
 
 _LONGEST_PATTERN = 100_000  # the system accepts 128 KiB for one argument
+_AT_ONCE = 64  # files of one second search
 _PROOF = 16 * 1024 * 1024  # bytes of a matching file that are checked for UTF-8
 
 # Hidden files are included; matching lines are not printed, since they are read here.
@@ -93,7 +95,7 @@ def grep_files(
     if len(expression) > _LONGEST_PATTERN:
         raise BadPattern(f"it is longer than {_LONGEST_PATTERN} characters")
     base = files.resolve(path)
-    options = [*_OPTIONS, "--follow", f"--max-count={most + 1}"]
+    options = ["--follow"]
     named = _name_filter("include", include.rpartition("/")[2] if include and by_path else include)
     _name_filter("exclude", exclude.rpartition("/")[2] if exclude and by_path else exclude)
     folder = None
@@ -108,12 +110,31 @@ def grep_files(
         options += ["--glob=!" + _glob(exclude)] if exclude else []
         options += [] if ignored else ["--glob=!.git/"]  # the last matching pattern wins
 
+    program = [ripgrep(tuple(root.path for root in files.roots)), *_OPTIONS, f"--max-count={most + 1}"]
+    deadline = time.monotonic() + seconds
+
+    def hits(*words: str, within: str | None = None, passed: Sequence[int] = ()) -> Generator[tuple[bytes, int, int]]:
+        try:
+            yield from _hits([*program, *words], within, deadline, passed)
+        except TimeoutError:
+            raise Timeout(
+                f"the search did not end in {seconds:g} s; search a smaller folder, or give include"
+            ) from None
+
     def matches(expression: str) -> list[Match]:
         found: list[Match] = []
-        command = [ripgrep(tuple(root.path for root in files.roots)), *options, f"--regexp={expression}", "--", base]
-        with file_errors("search", base), contextlib.closing(_hits(command, folder, seconds)) as hits:
-            for match in _read(files, hits, width, named):
-                found.append(match)
+        first = hits(*options, f"--regexp={expression}", "--", base, within=folder)
+        with file_errors("search", base), contextlib.closing(first), contextlib.ExitStack() as opened:
+            for group in _opened(files, first, named, most + 1, opened):
+                numbers = {f"/dev/fd/{file.fileno()}".encode(): spelled for spelled, file in group.items()}
+                confirmed: dict[str, list[tuple[int, int]]] = {spelled: [] for spelled in group}
+                words = (f"--regexp={expression}", "--", *map(os.fsdecode, numbers))
+                for name, line, offset in hits(*words, passed=[file.fileno() for file in group.values()]):
+                    confirmed[numbers[name]].append((line, offset))
+                for spelled, places in confirmed.items():
+                    file = group[spelled]
+                    found += [Match(display(spelled), line, _line(file, offset, width)) for line, offset in places]
+                opened.close()
                 if len(found) > most:
                     break
         return found
@@ -165,30 +186,41 @@ def _glob(pattern: str) -> str:
     return re.sub(r"^([!#])", r"\\\1", pattern)
 
 
-def _read(
-    files: Files, hits: Iterator[tuple[bytes, int, int]], width: int, named: re.Pattern[str] | None
-) -> Iterator[Match]:
-    """Yield the matching lines, read through `files`; nothing of files that may not be read.
+def _opened(
+    files: Files,
+    hits: Iterator[tuple[bytes, int, int]],
+    named: re.Pattern[str] | None,
+    most: int,
+    opened: contextlib.ExitStack,
+) -> Iterator[dict[str, BinaryIO]]:
+    """Yield the files with hits, opened through `files`, in groups with about `most` hits; none that may not be read.
 
     `named`: what the names of files must be. The policy judged a search by this reading of its pattern, so ripgrep's
-    own does not count.
+    own does not count. `opened` closes the files.
     """
-    with contextlib.ExitStack() as opened:
-        name: bytes | None = None
-        file: BinaryIO | None = None
-        for path, line, offset in hits:
-            if path != name:
-                opened.close()
-                spelled = os.fsdecode(path)
-                fits = named is None or named.fullmatch(os.path.basename(spelled))  # noqa: PTH119
-                name, file = path, _open_text(files, spelled) if fits else None
-                if file:
-                    opened.enter_context(file)
-            if file:
-                file.seek(offset)
-                # A character has at most four bytes, so this includes the shown characters and the line end.
-                text = file.read(4 * width + 2).partition(b"\n")[0].removesuffix(b"\r")
-                yield Match(display(os.fsdecode(path)), line, text.decode("utf-8", "ignore")[:width])
+    group: dict[str, BinaryIO] = {}
+    last, count = b"", 0
+    for name, _, _ in hits:
+        path = os.fsdecode(name)
+        if name != last:
+            last = name
+            fits = named is None or named.fullmatch(os.path.basename(path))  # noqa: PTH119
+            if fits and (file := _open_text(files, path)) is not None:
+                group[path] = opened.enter_context(file)
+        count += path in group
+        if count >= most or len(group) >= _AT_ONCE:
+            yield group
+            group, count = {}, 0
+    if group:
+        yield group
+
+
+def _line(file: BinaryIO, offset: int, width: int) -> str:
+    """Return the first characters of the line that begins at an offset."""
+    file.seek(offset)
+    # A character has at most four bytes, so this includes the shown characters and the line end.
+    text = file.read(4 * width + 2).partition(b"\n")[0].removesuffix(b"\r")
+    return text.decode("utf-8", "ignore")[:width]
 
 
 def _open_text(files: Files, path: str) -> BinaryIO | None:
@@ -197,21 +229,29 @@ def _open_text(files: Files, path: str) -> BinaryIO | None:
     except ToolError:
         return None
     if is_text(file, _PROOF):
+        file.seek(0)  # some systems share it with the second search
         return file
     file.close()
     return None
 
 
-def _hits(command: list[str], folder: str | None, seconds: float) -> Generator[tuple[bytes, int, int]]:
-    """Yield path, line number and byte offset of every match that ripgrep reports."""
+def _hits(
+    command: list[str], folder: str | None, deadline: float, passed: Sequence[int]
+) -> Generator[tuple[bytes, int, int]]:
+    """Yield path, line number and byte offset of every match that ripgrep reports. Raises TimeoutError."""
     # With messages disabled, ripgrep only reports invalid expressions, and then prints nothing else.
     process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=folder
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        cwd=folder,
+        pass_fds=passed,
     )
     assert process.stdout is not None
     rest = b""
     try:
-        for chunk in _chunks(process.stdout, seconds):
+        for chunk in _chunks(process.stdout, deadline):
             *records, rest = _records(rest + chunk)
             for record in records:
                 path, _, place = _BINARY_NOTE.sub(b"", record).partition(b"\0")
@@ -238,9 +278,8 @@ def _records(text: bytes) -> list[bytes]:
     return [*records, text[start:]]
 
 
-def _chunks(stream: IO[bytes], seconds: float) -> Iterator[bytes]:
-    """Yield the program's output until it ends. Raises Timeout."""
-    deadline = time.monotonic() + seconds
+def _chunks(stream: IO[bytes], deadline: float) -> Iterator[bytes]:
+    """Yield the program's output until it ends. Raises TimeoutError."""
     ready = select.poll()
     ready.register(stream, select.POLLIN)
     while (left := deadline - time.monotonic()) > 0:
@@ -249,4 +288,4 @@ def _chunks(stream: IO[bytes], seconds: float) -> Iterator[bytes]:
             if not chunk:
                 return
             yield chunk
-    raise Timeout(f"the search did not end in {seconds:g} s; search a smaller folder, or give include")
+    raise TimeoutError
