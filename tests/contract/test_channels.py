@@ -210,7 +210,7 @@ def test_a_message_that_could_not_be_stored_is_repeated_before_the_next(
                 await service.write(channel, "second")
                 got = await inbox.wait(2)
             assert [one.text for one in got] == ["first", "second"]
-            assert inbox.rejected[0] == got[0]
+            assert (inbox.rejected[0].id, inbox.rejected[0].text) == (got[0].id, got[0].text)
 
     asyncio.run(main())
 
