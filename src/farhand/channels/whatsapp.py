@@ -11,6 +11,7 @@ import hashlib
 import hmac
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -113,23 +114,22 @@ class WhatsAppChannel:
         kind, sender = str(message.get("type")), str(message["from"])
         text = (message.get("text") or {}).get("body") or (message.get(kind) or {}).get("caption") or ""
         text = text or (message.get("button") or {}).get("text") or ""
-        files: tuple[Attachment, ...] = ()
-        if kind in MEDIA:
-            try:
-                files = (await self._file(message[kind], kind),)
-            except Undeliverable as error:
-                text = f"{text}\n[a file could not be fetched: {error}]".strip()
-            except DeliveryError as error:
-                raise Failed(f"a file could not be fetched: {error}") from None
+        fetch = partial(self._files, message[kind], kind) if kind in MEDIA else None
         peer = f"+{sender.lstrip('+')}"
         self._last[peer] = message["id"]
         while len(self._last) > MAX_PEERS:
             self._last.popitem(last=False)
         await self._take(
-            Incoming(
-                id=message["id"], peer=peer, sender=peer, sender_name=name, text=text, attachments=files, mentioned=True
-            )
+            Incoming(id=message["id"], peer=peer, sender=peer, sender_name=name, text=text, fetch=fetch, mentioned=True)
         )
+
+    async def _files(self, file: dict[str, Any], kind: str) -> list[Attachment]:
+        try:
+            return [await self._file(file, kind)]
+        except Undeliverable:
+            raise
+        except DeliveryError as error:
+            raise Failed(f"a file could not be fetched: {error}") from None
 
     async def _file(self, file: dict[str, Any], kind: str) -> Attachment:
         client = await self._open()

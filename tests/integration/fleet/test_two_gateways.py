@@ -170,3 +170,14 @@ def test_answers_to_calls_that_were_never_made_do_not_block_others(fleet: Fleet,
     for gateway in fleet:
         assert gateway.invoke("hands__Bash", {"command": "echo well"})["ok"]
     assert "took over" not in two.log.read_text()
+
+
+def test_a_new_token_is_known_behind_a_proxy_that_is_locked_out(fleet: Fleet) -> None:
+    """Its first request to the gateway that did not make it was refused like a wrong token."""
+    one, two = fleet
+    proxied = {"X-Forwarded-For": "203.0.113.7"}
+    wrong = [two.request("GET", "/v1/health", token="wrong", headers=proxied).status for _ in range(12)]
+    assert wrong[0] == 401 and wrong[-1] == 429
+    for _ in range(5):
+        made = one.request("POST", "/v1/tokens", {"scopes": ["read"]}).json()["token"]
+        assert two.request("GET", "/v1/health", token=made, headers=proxied).status == 200

@@ -81,6 +81,15 @@ def test_files_come_and_go(gateway: GatewayProcess, whatsapp: WhatsAppServer) ->
     assert whatsapp.said[2].more["image"]["id"] == "up0" and whatsapp.uploads["up0"][1] == b"\x89PNG"
 
 
+def test_no_file_of_a_stranger_is_downloaded(gateway: GatewayProcess, whatsapp: WhatsAppServer) -> None:
+    whatsapp.files["m1"] = b"\x89PNG"
+    sent = {"type": "image", "image": {"id": "m1", "mime_type": "image/png", "caption": "look"}}
+    assert whatsapp.post(gateway, {**written("", 1, "4999999999999"), **sent}).status == 200
+    assert not [one for one in whatsapp.requests if one.method == "GET"]
+    assert whatsapp.post(gateway, {**written("", 2), **sent}).status == 200
+    assert [one.path for one in whatsapp.requests if one.method == "GET"] == ["/m1", "/lookaside/m1"]
+
+
 def test_a_signed_post_that_is_not_a_notification_is_refused(gateway: GatewayProcess, whatsapp: WhatsAppServer) -> None:
     for body, status in ((b"[]", 400), (b"nonsense", 400), (b'{"entry": []}', 200)):
         headers = {"X-Hub-Signature-256": "sha256=" + hmac.new(b"app-secret", body, hashlib.sha256).hexdigest()}

@@ -174,6 +174,8 @@ class Guard:
         everything is known here that other gateways of the fleet have recorded by now.
         """
         self._catch_up = catch_up
+        self._catching_up: asyncio.Future[None] | None = None
+        self._next_catch_up: asyncio.Future[None] | None = None
         self.secrets = secrets
         self._repeats = repeats
         self._id_prefixes = id_prefixes
@@ -242,7 +244,7 @@ class Guard:
             else:
                 granted = None
                 if self._catch_up is not None or (route is not None and route.oauth):
-                    granted = await self._granted_or_known(scope, headers, route)
+                    granted = await self._granted_or_known(headers, route)
                 caller = self._authenticate(scope, headers, method, granted, route)
                 if ADMITTED in scope:
                     scope[ADMITTED](None if caller.credential == OWNER else caller.credential.id)
@@ -293,18 +295,31 @@ class Guard:
             reply.headers = [*reply.headers, *cross_origin]
         await respond(reply, exchange, asked_id or request_id or new_request_id(), head=method == "HEAD")
 
-    async def _granted_or_known(
-        self, scope: Scope, headers: dict[bytes, bytes], route: Route | None
-    ) -> Credential | None:
+    async def _granted_or_known(self, headers: dict[bytes, bytes], route: Route | None) -> Credential | None:
         """Return the credential of an OAuth client, for the routes that accept one; wait until this gateway knows any
         other, which another gateway of the fleet may have made a moment ago."""
         oauth = route is not None and route.oauth
         granted = await self._granted(headers) if oauth else None
+        # Not only for addresses that are not locked out: behind a proxy, all clients share one (see `_authenticate`).
         if self._catch_up is not None and granted is None and not self._known(headers):
-            self._throttle.check(scope)
-            await self._catch_up()
+            await self._caught_up(self._catch_up)
             granted = await self._granted(headers) if oauth else None
         return granted
+
+    async def _caught_up(self, catch_up: Callable[[], Awaitable[None]]) -> None:
+        """Return when a `catch_up` has ended that began after this call. One runs at a time: requests that arrive
+        meanwhile share the next, so that wrong tokens cost little, from however many clients and addresses.
+        """
+
+        async def after(earlier: asyncio.Future[None] | None) -> None:
+            if earlier is not None:
+                await asyncio.wait({earlier})
+            self._catching_up, self._next_catch_up = self._next_catch_up, None
+            await catch_up()
+
+        if self._next_catch_up is None:
+            self._next_catch_up = asyncio.ensure_future(after(self._catching_up))
+        await asyncio.shield(self._next_catch_up)
 
     def _rights(self, caller: Caller, route: Route) -> _Rights:
         """Return what a caller may do with a route; remembered, since it depends on nothing else."""

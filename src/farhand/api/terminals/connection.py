@@ -207,7 +207,7 @@ class TerminalConnection(picows.WSListener):
             await asyncio.wait({serving})
 
     async def _serve(self) -> None:
-        record = await self._terminals.find(self._terminal_id)
+        record = await self._terminals.find(self._terminal_id, self._principal)
         async with self._terminals.viewing(record, self._principal, self._address) as viewer:
             typing = asyncio.ensure_future(self._type(viewer))
             showing = asyncio.ensure_future(self._show(viewer))

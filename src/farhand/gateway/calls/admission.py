@@ -54,6 +54,14 @@ def check_known(principal: Principal, node_id: str, tool: str = "") -> None:
         raise Denied(f"this credential does not include {what!r}; it is limited to some tools or nodes")
 
 
+def may_know_call(principal: Principal, record: CallRecord, node_id: str | None) -> bool:
+    """Return whether a principal may be told of a call that changed something on a node: one that is limited to some
+    tools or nodes, of its own calls and of those on its nodes."""
+    if not principal.narrowed or principal.asker.id in (record.credential, record.on_behalf_of):
+        return True
+    return node_id is not None and principal.may_know(node_id)
+
+
 def _allow(target: Target, credential: Credential) -> None:
     if credential is OWNER:
         return

@@ -576,7 +576,8 @@ class Gate:
                     request = request_frame(call, target, target.node, timeout_ms)
         except ToolError as error:
             refusal, timeout_ms = bare(error), 0
-        node = target.node if target else self._catalog.awaited(call.tool)
+        away = None if isinstance(refusal, Denied) else self._catalog.awaited(call.tool)
+        node = target.node if target else away
         record = CallRecord(
             id=call.id,
             tool=call.tool,
@@ -615,15 +616,19 @@ class Gate:
 
     def _find(self, tool: str, own: Tool | None, principal: Principal, *, known: bool) -> Target:
         """Return the tool that a name calls; `known`: also on a node that is offline. Raises ToolError, which
-        does not mention nodes beyond the limits of the principal."""
+        does not mention nodes and MCP servers beyond the limits of the principal, whether there are such or not."""
         try:
-            return self._catalog.find_known(tool) if known else self._catalog.find(tool, own)
+            target = self._catalog.find_known(tool) if known else self._catalog.find(tool, own)
         except ToolError:
             named = split_tool(tool)
             away = [named[0]] if named else [one.card.node_id for one in self._node_registry.away_serving(tool)]
             for node_id in away:
                 check_known(principal, node_id, tool)
             raise
+        server = target.own.server if target.own is not None else ""
+        if host := target.node.card.node_id if target.node is not None else server:
+            check_known(principal, host, tool)
+        return target
 
     async def _tried(self, call: ToolCall) -> CallRecord | None:
         """Return the call whose trial a call keeps, or whose trial is part of an approval."""

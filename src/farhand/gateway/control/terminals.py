@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from farhand.gateway.access.principal import Principal
-from farhand.gateway.calls.admission import check_known
+from farhand.gateway.calls.admission import check_known, may_know_call
 from farhand.gateway.calls.charging import Meter
 from farhand.gateway.calls.gate import Gate
 from farhand.gateway.calls.open_call import OpenCall, new_call_id
@@ -126,10 +126,11 @@ class Terminals:
             **{name: job[name] for name in _SAME},
         )
 
-    async def find(self, terminal_id: str) -> CallRecord:
-        """Return the call that opened a terminal. Raises NotFound."""
+    async def find(self, terminal_id: str, principal: Principal) -> CallRecord:
+        """Return the call that opened a terminal. Raises NotFound, also for one that the principal may not know of."""
         record = await self._gate.find(terminal_id)
-        if record is None or record.node_id is None or not _opens_terminal(record):
+        known = record is not None and may_know_call(principal, record, record.node_id)
+        if record is None or not known or record.node_id is None or not _opens_terminal(record):
             raise NotFound(f"there is no terminal {terminal_id[:100]!r}; `farhand terminals` lists them")
         if record.state is not CallState.OK:
             raise Failed(f"the terminal {record.id} was not opened: its call is {record.state.value}")
@@ -137,7 +138,7 @@ class Terminals:
 
     async def end(self, terminal_id: str, principal: Principal, idempotency_key: str | None = None) -> OpenCall:
         """Begin the call that ends a terminal with all its processes. Raises NotFound."""
-        record = await self.find(terminal_id)
+        record = await self.find(terminal_id, principal)
         args = {"action": "kill", "sessionId": record.id}
         tool = join_tool(record.node_id or "", "Process")
         call = ToolCall(new_call_id(), tool, msgspec.Raw(msgspec.json.encode(args)))

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from farhand.gateway.access.principal import Principal
+from farhand.gateway.calls.admission import may_know_call
 from farhand.gateway.calls.gate import Gate
 from farhand.gateway.calls.open_call import OpenCall, new_call_id
 from farhand.machine.sandbox.trials import Trials
@@ -46,7 +47,7 @@ class TrialCalls:
     ) -> OpenCall:
         """Show, keep or discard a trial: see `Gate.begin`. Raises NotFound if there is no such call."""
         record = await self._gate.find(trial_id)
-        if record is None:
+        if record is None or not may_know_call(principal, record, record.node_id):
             raise NotFound(f"there is no trial {trial_id[:100]!r}; its id is that of its call: `farhand calls`")
         call = ToolCall(
             id=new_call_id(),

@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from farhand.gateway.access.principal import Principal
+from farhand.gateway.calls.admission import may_know_call
 from farhand.gateway.calls.catalog import NATIVE_PREFIX, Catalog, read_arguments
 from farhand.gateway.calls.gate import Gate
 from farhand.gateway.calls.open_call import OpenCall, new_call_id
@@ -59,7 +60,7 @@ class Undo:
     ) -> OpenCall:
         """Undo a call: see `Gate.begin`. Raises NotFound if there is no such call."""
         record = await self._gate.find(call_id)
-        if record is None:
+        if record is None or not may_know_call(principal, record, self._changed_node(record)):
             raise NotFound(f"there is no call {call_id[:100]!r}; `farhand calls` lists them")
         if is_trial(record):
             raise NotFound(
@@ -83,11 +84,14 @@ class Undo:
 
     def _where(self, record: CallRecord) -> str | None:
         """Return the node that stores what a call changed; None for this machine, or if nothing is stored."""
-        node_id = self._written_to(record) if record.tool == TRANSFER else record.node_id
+        node_id = self._changed_node(record)
         node = self._node_registry.nodes.get(node_id or "")
         if node is None or (node.online and not self._catalog.serves_unlisted(node, SPEC)):
             return None
         return node_id
+
+    def _changed_node(self, record: CallRecord) -> str | None:
+        return self._written_to(record) if record.tool == TRANSFER else record.node_id
 
     def _written_to(self, record: CallRecord) -> str | None:
         """Return the destination node of a transfer."""
@@ -114,7 +118,7 @@ class Undo:
         if record.ended_at is None:
             raise Failed(f"call {call} has not ended; it can be undone once it has, or cancelled now")
         first = await self._first(record)
-        node_id = self._written_to(first) if first.tool == TRANSFER else first.node_id
+        node_id = self._changed_node(first)
         if node_id is not None:
             raise Failed(
                 f"call {call} ({first.tool}) cannot be undone: node {node_id!r} keeps no old content. Only what the "

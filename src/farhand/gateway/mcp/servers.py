@@ -312,6 +312,9 @@ class McpServers:
         room = len(server.accepted) + len(new) <= MAX_ACCEPTED
         if new and room and (first or not server.connection.settings.hold_new):
             await self._accept(server, new, "first connection" if first else "new tool")
+        elif first and not new and server.connection.settings.hold_new:
+            # No tool has this name: whatever the server lists from now on is new, also after a restart.
+            await self._remember(server, [AcceptedTool("", "", "", self._node_registry.clock(), "first connection")])
         held = {}
         for name, one in found.items():
             known = server.accepted.get(name)
@@ -328,8 +331,12 @@ class McpServers:
 
     async def _accept(self, server: _Server, tools: list[Listed], by: str) -> None:
         now = self._node_registry.clock()
-        accepted = [AcceptedTool(one.name, one.digest, one.spec.description, now, by) for one in tools]
-        data = {"tools": [one.name for one in tools], "by": by}
+        await self._remember(
+            server, [AcceptedTool(one.name, one.digest, one.spec.description, now, by) for one in tools]
+        )
+
+    async def _remember(self, server: _Server, accepted: list[AcceptedTool]) -> None:
+        data = {"tools": [one.tool for one in accepted if one.tool], "by": accepted[0].accepted_by}
         await self._journal.record(
             partial(rows.accept_tools, server=server.name, tools=accepted), "mcp.tools_accepted", server.name, data
         )

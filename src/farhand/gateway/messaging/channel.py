@@ -58,7 +58,8 @@ class Incoming(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     attachments: tuple[Attachment, ...] = ()
     # Downloads the attachments, for a service that does not send them along. Called only for people who may talk here:
-    # strangers must not make the gateway download files. Raises DeliveryError if the message has to be repeated.
+    # strangers must not make the gateway download files. Raises Undeliverable if there is no such file, and another
+    # error if the message has to be repeated.
     fetch: Callable[[], Awaitable[list[Attachment]]] | None = None
     mentioned: bool = False
     # What an answer refers to, if not just the peer. In groups, answers always refer to the message.

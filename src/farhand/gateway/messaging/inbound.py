@@ -22,7 +22,15 @@ from farhand.gateway.access.credentials import Credential, Scope
 from farhand.gateway.access.daily_budget import OverBudget
 from farhand.gateway.calls.gate import IdempotencyConflict
 from farhand.gateway.calls.refusals import ROW_BYTES
-from farhand.gateway.messaging.channel import Attachment, Channel, ChannelSettings, Incoming, PostedChannel, Tools
+from farhand.gateway.messaging.channel import (
+    Attachment,
+    Channel,
+    ChannelSettings,
+    Incoming,
+    PostedChannel,
+    Tools,
+    Undeliverable,
+)
 from farhand.gateway.messaging.outbox import Messages
 from farhand.gateway.repeating import BackgroundTasks
 from farhand.gateway.sessions import commands
@@ -44,6 +52,8 @@ log = logging.getLogger(__name__)
 
 # Limits pending pairing requests per account, so that strangers cannot fill the store.
 MAX_PENDING: Final = 20
+# Nor may they keep others from asking: a request that is older than this makes room for a new one.
+STALE_MS: Final = 3600 * 1000
 # Limits the names of people and groups, in characters.
 LONGEST_NAME: Final = 80
 # The part of the daily bytes of all guests of an account that one guest may use.
@@ -224,8 +234,12 @@ class InboundMessages:
         if standing is None:
             return None
         if incoming.fetch is not None:
-            files = tuple(await incoming.fetch())
-            incoming = _storable(msgspec.structs.replace(incoming, attachments=files, fetch=None))
+            text, files = incoming.text, tuple[Attachment, ...]()
+            try:
+                files = tuple(await incoming.fetch())
+            except Undeliverable as error:
+                text = f"{text}\n[a file could not be fetched: {error}]".strip()
+            incoming = _storable(msgspec.structs.replace(incoming, text=text, attachments=files, fetch=None))
             if _is_blank(incoming):
                 return None
         guest = standing == "guest"
@@ -419,11 +433,13 @@ class InboundMessages:
             for one in known
             if one.state is PairingState.PENDING and (one.channel, one.account) == (place.channel, place.account)
         ]
-        if len(pending) >= MAX_PENDING:
+        stale = [one for one in pending if one.requested_at < self._clock() - STALE_MS]
+        if len(pending) - len(stale) >= MAX_PENDING:
             log.warning(
                 "%d pairing requests are pending on %s; ignored the request of %s", len(pending), place.channel, sender
             )
             return
+        excess = len(pending) + 1 - MAX_PENDING
         pairing = Pairing(
             channel=place.channel,
             account=place.account,
@@ -434,7 +450,13 @@ class InboundMessages:
             first_text=one_line(incoming.text, 200),
             requested_at=self._clock(),
         )
-        await self._database.write(lambda store: pairings.save_pairing(store, pairing))
+
+        def save(store: Tx) -> None:
+            for one in stale[-excess:] if excess > 0 else ():  # the oldest ones
+                pairings.forget_pairing(store, one)
+            pairings.save_pairing(store, pairing)
+
+        await self._database.write(save)
         text = (
             "I do not know you yet. Ask my owner to let you in:\n"
             f"farhand channels pair approve {pairing.code}\nThen write again."

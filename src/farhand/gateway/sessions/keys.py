@@ -38,6 +38,8 @@ MAX_GUEST: Final = 64
 _SHORTEST_PHONE = 10
 _AGENT = re.compile(r"[^a-z0-9_-]")
 _TOKEN = re.compile(r"[^a-z0-9+\-_@.]")
+# The end of a guest's id that is not part of a key as it is; nobody may be named like that.
+_DIGEST = re.compile(r"\.[0-9a-f]{16}$")
 
 
 def agent_id(name: str, default: str = MAIN) -> str:
@@ -111,7 +113,7 @@ def guest_key(agent: str, channel: str, account: str, peer: str, kind: str = "dm
     one whose id differs in spelling alone.
     """
     who = token(peer)
-    if who != peer or len(who) > MAX_GUEST:
+    if who != peer or len(who) > MAX_GUEST or _DIGEST.search(who):
         who = f"{who[:MAX_GUEST]}.{hashlib.sha256(peer.encode(errors='replace')).hexdigest()[:16]}"
     mark = GUEST if kind == "dm" else f"{GUEST}-{token(kind)}"
     return f"agent:{agent_id(agent)}:{token(channel)}:{agent_id(account, 'default')}:{mark}:{who}"

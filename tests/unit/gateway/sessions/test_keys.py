@@ -76,6 +76,13 @@ def test_the_session_of_a_guest_is_nobody_else_s(scope: DmScope, account: str, k
         assert ":guest" in key
 
 
+def test_no_guest_is_named_like_the_session_of_another() -> None:
+    """The ids of some guests are not part of a key as they are, but with a digest, which is no secret."""
+    for peer in ("O'Brien", "a b", "x" * 65):
+        who = guest_key("main", "webhook", "default", peer).rpartition(":")[2]
+        assert guest_key("main", "webhook", "default", who) != guest_key("main", "webhook", "default", peer)
+
+
 def test_names_of_the_gateway_are_reserved() -> None:
     assert is_reserved(heartbeat_key("main")) and is_reserved("agent:main:main") and is_reserved("agent:main:cron:x")
     assert not is_reserved("review") and not is_reserved("agent:main:review") and not is_reserved("agents:x:y:z")
