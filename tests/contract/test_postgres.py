@@ -13,6 +13,7 @@ from farhand.store.journal.events import append_event, events_after
 from farhand.store.ports import EngineError, StoreError, Tx
 from farhand.store.postgres.store import PostgresStore, shown_url
 from tests.support.fleet_servers import PostgresServer, running_postgres
+from tests.support.harness import Proxy
 
 KEY = b"k" * 32
 
@@ -144,3 +145,12 @@ def test_the_connections_of_readers_are_replaced(postgres: PostgresServer) -> No
         await store.close()
 
     asyncio.run(run())
+
+
+def test_a_server_lost_during_the_commit_of_a_query_is_an_error(postgres: PostgresServer) -> None:
+    """A gateway that starts makes queries before its writer runs: it must fail, not wait forever."""
+    with Proxy(postgres.port) as relay:
+        store = PostgresStore.open(postgres.new_database().replace(f":{postgres.port}/", f":{relay.port}/"), KEY)
+        with pytest.raises(EngineError, match="not available"):
+            store.query(lambda _: relay.cut(refuse=True))  # the commit is all that is left
+        store.shut()

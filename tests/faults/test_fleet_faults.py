@@ -67,7 +67,7 @@ def test_a_fleet_runs_nothing_twice_and_loses_nothing(tmp_path: Path, bucket: tu
         took = time.monotonic() - began
         checker = Checker(siege, traffic)
         print(f"{done} faults of a fleet in {took:.0f} s: {dict(siege.done)}")
-        print("\n".join(checker.counts))
+        print("\n".join([*checker.counts, *checker.violations]))
         assert checker.violations == []
 
 

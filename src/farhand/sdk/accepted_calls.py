@@ -11,8 +11,6 @@ import os
 import uuid
 from pathlib import Path
 
-from farhand.machine.files.private_files import open_private
-
 # Calls of an earlier run that are remembered; each adds about forty bytes to the hello.
 MOST_EARLIER = 4096
 
@@ -75,7 +73,7 @@ class AcceptedCallsFile(AcceptedCalls):
     def _rewrite(self) -> None:
         """Replace the file by one with only the open calls."""
         beside = self._path.with_suffix(".new")
-        with open_private(beside, "w") as file:
+        with open(beside, "w", opener=_for_owner_alone) as file:
             file.write("\n".join([self._head, *(f"+{each}" for each in self._open), ""]))
         beside.replace(self._path)
         if self._file >= 0:
@@ -97,3 +95,7 @@ class AcceptedCallsFile(AcceptedCalls):
 def storable(request_id: str) -> bool:
     """Return whether an id can be stored as one line; ids of a Farhand gateway can."""
     return request_id.isascii() and request_id.isprintable() and len(request_id) <= 128
+
+
+def _for_owner_alone(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)

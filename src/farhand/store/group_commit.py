@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from farhand.store.ports import Operation, Seals, StoreError, Tx
+from farhand.store.ports import EngineError, Operation, Seals, StoreError, Tx
 from farhand.store.tables.metrics import Durations
 
 T = TypeVar("T")
@@ -93,6 +93,8 @@ class GroupCommit:
         future: concurrent.futures.Future[T] = concurrent.futures.Future()
         if self._writer is None:
             _settle(self._commit([(operation, future, True)]))
+            if not future.done():  # the engine was lost during the commit, and no writer finds out how it ended
+                raise self.broken or EngineError("the store was lost during a commit; try again later")
         else:
             self._queue.put((operation, future, True))
         return future.result()

@@ -79,8 +79,8 @@ COMMON = frozenset(
     {"filesystem.list", "filesystem.read", "filesystem.write", "filesystem.edit", "text.search", "shell.exec"}
 )
 # A node may connect this often at once, and then once in this time.
-JOINS_AT_ONCE = 100
-JOIN_SECONDS = 5.0
+JOINS_AT_ONCE = 1000
+JOIN_SECONDS = 1.0
 
 
 class HelloRefused(FarhandError):
