@@ -29,6 +29,7 @@ from farhand.tools.schema import unknown_parameter
 from farhand.tools.tool import Tool
 
 NATIVE_PREFIX = "gsv__"
+MAX_FOUND = 1000
 MAX_NAMED = 5
 MAX_AWAY = 100
 MAX_SCHEMAS = 10_000
@@ -73,11 +74,6 @@ class Target(msgspec.Struct, frozen=True):
         return join_tool(self.node.card.node_id, self.tool)
 
 
-def own_target(name: str, own: Tool) -> Target:
-    """Return a tool of the gateway, or of an MCP server, as the target of a call by this name."""
-    return Target(None, name, own.spec.capability, own.spec, own)
-
-
 def own_kind(name: str) -> Kind:
     """Return `native` for the gateway's storage and services, `local` for tools of the machine it runs on."""
     return "native" if name.startswith(NATIVE_PREFIX) else "local"
@@ -97,13 +93,20 @@ class SwitchedOff(NotAllowed):
 
 
 class Catalog:
+    """The tools of the gateway and of the nodes."""
+
     def __init__(self, node_registry: NodeRegistry, disabled: Callable[[], Collection[str]] = tuple) -> None:
         """`disabled` returns the names of the tools that are switched off; it is asked at each call."""
         self._node_registry = node_registry
         self._own: dict[str, Tool] = {}
         self._unoffered: dict[str, Tool] = {}
         self._servers = ServerTools()
+        self._own_targets: dict[str, Target] = {}
         self._disabled = disabled
+        # Targets by name, and at which version of the node registry and with which tools switched off they were found.
+        self._found: dict[str, Target] = {}
+        self._found_at = -1
+        self._found_without: Collection[str] = ()
         self._schemas: dict[int, tuple[ToolSpec, ArgumentSchema | None]] = {}
 
     def serve(self, tools: Iterable[Tool], *, offered: bool = True) -> None:
@@ -145,28 +148,47 @@ class Catalog:
         `own`: the gateway tool to use instead. Raises NotFound for an unknown name, SwitchedOff, and Failed for a node
         that is offline.
         """
-        return self._refuse_switched_off(self._look_for(name) if own is None else own_target(name, own))
+        if own is not None:
+            return self._refuse_switched_off(self._of_own(name, own))
+        disabled, version = self._disabled(), self._node_registry.version
+        if version != self._found_at or disabled is not self._found_without or len(self._found) > MAX_FOUND:
+            self._found.clear()
+            self._found_at, self._found_without = version, disabled
+        known = self._found.get(name)
+        if known is None:
+            known, lasts = self._look_for(name)
+            self._refuse_switched_off(known)
+            if lasts:
+                self._found[name] = known
+        return known
 
-    def _look_for(self, name: str) -> Target:
+    def _of_own(self, name: str, own: Tool) -> Target:
+        known = self._own_targets.get(name)
+        if known is None or known.own is not own:
+            known = self._own_targets[name] = Target(None, name, own.spec.capability, own.spec, own)
+        return known
+
+    def _look_for(self, name: str) -> tuple[Target, bool]:
+        """Return the target, and whether it is valid until a node connects, leaves or changes."""
         own = self._own.get(name)
         if own is not None:
-            return own_target(name, own)
+            return self._of_own(name, own), True
         if len(name) > MAX_TOOL_NAME_CHARS:  # do not search for it, which is slow, nor repeat it
             raise NotFound(f"no tool has a name of {len(name)} characters; `farhand tools` lists all tools")
         if name.startswith(NATIVE_PREFIX):
             raise NotFound(f"the gateway has no tool {name!r}; `farhand tools` lists all tools")
         served = self._servers.find(name)
         if served is not None:
-            return own_target(name, served)
+            return self._of_own(name, served), True
         named = split_tool(name)
         if named is not None:
-            return self._on_node(*named)
+            return self._on_node(*named), True
         found = self._node_registry.serving(name)
         if found is None:
             raise self._unserved(name)
-        node, capability = found
+        node, capability, alone = found
         spec = node.specs.get(name.casefold())
-        return Target(node, _unlisted(name) if spec is None else spec.name, capability, spec)
+        return Target(node, _unlisted(name) if spec is None else spec.name, capability, spec), alone
 
     def find_known(self, name: str) -> Target:
         """Like `find`, but also return tools of nodes that are offline."""
@@ -174,7 +196,7 @@ class Catalog:
 
     def _find_known(self, name: str) -> Target:
         if self.own(name) is not None or not self.away(name):
-            return self._look_for(name)
+            return self._look_for(name)[0]
         named = split_tool(name)
         nodes = self._node_registry.nodes
         for node in [nodes[named[0]]] if named else [nodes[node_id] for node_id in sorted(nodes)]:
@@ -187,7 +209,7 @@ class Catalog:
                 return Target(node, _unlisted(tool), capability, None)
         if named:
             raise NotFound(f"node {named[0]!r} has no tool {named[1]!r}")
-        return self._look_for(name)
+        return self._look_for(name)[0]
 
     def away(self, name: str) -> bool:
         """Whether no connected node has the tool; for a name with a node, whether that node is known and offline."""
@@ -271,6 +293,12 @@ class Catalog:
     def named(self, target: Target, args: msgspec.Raw) -> msgspec.Raw:
         """Like `checked`, without validating the values: for a call that is not going to be made."""
         return args if _open(target) else written(_named(target, read_arguments(args)))
+
+    def offers(self) -> list[Offer]:
+        """Return the tools of the gateway and of all connected nodes."""
+        return [
+            Offer(name, spec.description, spec.parameters or EMPTY, host) for name, (spec, host) in self.specs().items()
+        ]
 
     def specs(self, among: Callable[[Node], bool] | None = None) -> dict[str, tuple[ToolSpec, str]]:
         """Return each offered tool by name, with its host. `among` selects nodes."""

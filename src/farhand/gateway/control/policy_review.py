@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 import msgspec
 
 from farhand.gateway.access.standing_approvals import StandingApprovals
-from farhand.gateway.calls.catalog import Catalog, Target, own_target
+from farhand.gateway.calls.catalog import Catalog, Target
 from farhand.gateway.calls.policy import Policy, Verdict
 from farhand.gateway.calls.policy_check import always_allowed
 from farhand.gateway.calls.policy_subject import HTTP, Subject, subject_of
@@ -112,7 +112,9 @@ class PolicyReview:
         call = resolved(ToolCall("", tool, args))
         tool, args = call.tool, call.args
         own = self._catalog.own(tool)
-        target = self._catalog.find_known(tool) if own is None else own_target(tool, own)
+        target = (
+            self._catalog.find_known(tool) if own is None else Target(None, tool, own.spec.capability, own.spec, own)
+        )
         args = self._catalog.named(target, args)
         subject = self._made(target, args, credential, on_behalf_of, session_key, origins)
         return self._explained(policy, subject, args, tool, None)

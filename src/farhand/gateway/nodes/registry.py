@@ -11,13 +11,13 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from datetime import UTC, datetime
 from typing import Protocol
 
 import msgspec
 from msgspec import UNSET
 
 from farhand.gateway.nodes.cards import cleaned
-from farhand.machine.time_zone import utc_text
 from farhand.protocol.calls import ToolSpec
 from farhand.protocol.errors import FarhandError
 from farhand.protocol.messages import (
@@ -226,7 +226,7 @@ class Node:
     @property
     def seen(self) -> str:
         """Return when the node was last seen, for people and models."""
-        return utc_text(self.last_seen)
+        return datetime.fromtimestamp(self.last_seen / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
     @property
     def absence(self) -> str:
@@ -437,6 +437,7 @@ class NodeRegistry:
             self._offer(node, card)
 
     def describe(self, node: Node, label: str, owner_tags: list[str] | None) -> None:
+        """Set what the owner says of a node."""
         node.update(msgspec.structs.replace(node.card, label=label, owner_tags=owner_tags))
         self._changed()
 
@@ -467,6 +468,7 @@ class NodeRegistry:
 
     @property
     def connections(self) -> list[Connection]:
+        """Return the connections of all nodes that are online."""
         return [node.connection for node in self.nodes.values() if node.connection is not None]
 
     def connection(self, node_id: str) -> Connection | None:
@@ -475,6 +477,7 @@ class NodeRegistry:
         return None if node is None else node.connection
 
     def queries(self, node_id: str) -> set[str]:
+        """Return the kinds of queries that a connected node answers."""
         connection = self.connection(node_id)
         return set() if connection is None else connection.queries
 
@@ -483,8 +486,8 @@ class NodeRegistry:
 
     # -- lookup -----------------------------------------------------------------------------------------
 
-    def serving(self, tool: str) -> tuple[Node, str] | None:
-        """Return the connected node for a dotted tool, and the matching capability.
+    def serving(self, tool: str) -> tuple[Node, str, bool] | None:
+        """Return the connected node for a dotted tool, the matching capability, and whether no other node serves that.
 
         Prefers the longest capability, then the fewest running calls, then the smallest id.
         """
@@ -492,7 +495,8 @@ class NodeRegistry:
         while prefix:
             nodes = self._serving.get(prefix)
             if nodes:
-                return min(nodes.values(), key=lambda node: (node.running, node.card.node_id)), prefix
+                node = min(nodes.values(), key=lambda node: (node.running, node.card.node_id))
+                return node, prefix, len(nodes) == 1
             prefix = prefix.rpartition(".")[0]
         return None
 

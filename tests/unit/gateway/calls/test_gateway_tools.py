@@ -131,7 +131,7 @@ def test_a_tool_that_is_not_offered_has_no_public_name(tmp_path: Path) -> None:
     async def test(house: House) -> None:
         kept = tool(look, name="kept", read_only=True)
         house.catalog.serve([kept], offered=False)
-        assert "kept" not in house.catalog.specs()
+        assert "kept" not in {offer.name for offer in house.catalog.offers()}
         assert (await house.call("kept", name="x")).result.error.kind == "not_found"
         call = ToolCall(new_call_id(), "kept", msgspec.Raw(b'{"name":"nothing"}'))
         opened = await house.gate.begin(call, principal=Principal(OWNER), own=kept)
@@ -145,7 +145,7 @@ def test_a_tool_that_is_not_offered_has_no_public_name(tmp_path: Path) -> None:
 def test_a_tool_that_is_switched_off_is_neither_offered_nor_run(tmp_path: Path) -> None:
     async def test(house: House) -> None:
         house.disabled.append("look")
-        assert list(house.catalog.specs()) == ["gsv__Act"]
+        assert [offer.name for offer in house.catalog.offers()] == ["gsv__Act"]
         refused = await house.call("look", name="x")
         assert (refused.record.state, refused.result.error.kind) == (CallState.DENIED, "not_allowed")
         assert isinstance(refused.raised, SwitchedOff)
